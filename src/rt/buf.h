@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Aligned I/O buffers from a fixed pool of this reactor: no heap on the data path.
+ *
+ * The pool is one mapping (huge pages where the kernel gives them), registered with the ring where the
+ * locked-memory limit allows, cut into power-of-two sizes by a buddy allocator (Knowlton, CACM 1965).
+ * Memory is touched when first used, and large buffers give theirs back to the kernel when the pool is idle.
+ *
+ * Against deadlock: who holds a buffer of a pool does not wait for another one of the same pool. So exports have
+ * a pool of their own for request data, and each layer takes at most one bounce buffer per request from rt_bufs().
+ */
+#pragma once
+
+#include "rt/rt.h"
+
+#define RT_BUF_ALIGN 4096u
+#define RT_BUF_MAX (32u << 20)	/* one buffer at most */
+
+struct rt_bufpool;
+
+/* `bytes` is rounded up to a power of two of at least RT_BUF_MAX. -ENOMEM. */
+int rt_bufpool_create(struct rt *rt, uint64_t bytes, struct rt_bufpool **ret, struct err *err);
+void rt_bufpool_destroy(struct rt_bufpool *p);	/* NULL is fine; all buffers must be back */
+/* `len` in 1..RT_BUF_MAX; waits (first come, first served) until memory is free. Contents undefined. */
+co_fn void *co_buf_get(struct rt_bufpool *p, size_t len);
+/* NULL if none is free. */
+void *rt_buf_tryget(struct rt_bufpool *p, size_t len);
+void rt_buf_put(struct rt_bufpool *p, void *buf);	/* NULL is fine */
+uint64_t rt_bufpool_used(const struct rt_bufpool *p);
+uint64_t rt_bufpool_size(const struct rt_bufpool *p);
+/* The pool that rt_run()'s owner set for this reactor; every layer takes its bounce buffers there. */
+struct rt_bufpool *rt_bufs(void);
+void rt_set_bufs(struct rt *rt, struct rt_bufpool *p);

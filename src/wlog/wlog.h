@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The write log: public interface. Theory and invariants are in wlog/internal.h; the format is docs/format-wlog.md.
+ *
+ * One log lives on one log device, or on two that mirror each other, and serves many volumes. Each attached
+ * volume is a disk layer over its image: writes go to the log and later, in the background, to the image (destage).
+ * Everything runs on one reactor, the home of the log and of its volumes.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "blk/disk.h"
+#include "util/hist.h"
+#include "util/uuid.h"
+
+struct wlog;
+
+#define WLOG_MAX_DEVICES 2
+#define WLOG_MAX_VOLUMES 64
+#define WLOG_NAME_MAX 63
+#define WLOG_MIN_SIZE (32ull << 20)
+
+enum wlog_mode {
+	WLOG_MODE_FLUSH,	/* a write is acknowledged from memory, a flush commits what came before it */
+	WLOG_MODE_WRITE,	/* each write is acknowledged from the log */
+};
+
+enum wlog_destage {
+	WLOG_DESTAGE_MERGED,	/* newest version only, by offset, epochs merged */
+	WLOG_DESTAGE_ORDERED,	/* epoch by epoch, the image flushed between two */
+};
+
+/* --- Life of a log --- */
+
+struct wlog_format_opts {
+	uint32_t segment_size;	/* power of two, 1..64 MiB; 0: chosen from the size (4 MiB, less for small logs) */
+	bool force;		/* format over a log that holds dirty data */
+	bool no_prewrite;	/* do not write the device once with zeroes (tests) */
+	void (*progress)(void *arg, uint64_t done, uint64_t total);
+	void *progress_arg;
+};
+
+/*
+ * Formats. Refuses (-EEXIST, bytes and age in the message) a device that holds a log with dirty data unless `force`. The devices stay the
+ * caller's.
+ */
+co_fn int co_wlog_format(struct disk *const *dev, int ndev, const struct wlog_format_opts *opts, struct err *err);
+
+struct wlog_config {
+	uint64_t memory;	/* bound for data held in memory; 0: 64 MiB */
+	unsigned destage_parallel; /* image writes in flight per volume; 0: 16 */
+	uint64_t destage_delay_ns; /* how long dirty data may rest before it is destaged; 0: 1 s. The sooner of this and the watermark */
+	unsigned low_pct, high_pct; /* of a volume's quota and of the log: destaging urges from low on (0: 25), writers are slowed from high on (0: 60) */
+	bool no_destage;	/* tests and read-only tools: nothing is destaged but by drain */
+	bool read_only;		/* recovery builds the map but writes nothing anywhere */
+	bool ignore_damage;	/* give up what lies behind a damaged record (operator's explicit choice) */
+};
+
+/*
+ * Opens and recovers: reads the superblock and the index of each segment, verifies the tail, and is usable at once. The devices become the log's
+ * on success. Errors: -EINVAL not a log / truncated device / other version; -EBADMSG damaged record that had been durable (which, where, of
+ * which volumes); -EBUSY in use.
+ */
+co_fn int co_wlog_open(struct disk *const *dev, int ndev, const struct wlog_config *config, struct wlog **ret, struct err *err);
+
+/* Commits what is in memory, waits for running destage writes, records a clean stop and frees. All volumes must be closed. Returns the commit's error. */
+co_fn int co_wlog_close(struct wlog *w);
+
+/* --- Volumes --- */
+
+struct wlog_volume_config {
+	enum wlog_mode mode;
+	enum wlog_destage destage;
+	uint64_t quota;		/* bytes of log the volume may hold dirty; 0: an equal share that grows into free space */
+	bool discard_log;	/* drop the volume's dirty data first (operator's explicit choice) */
+	bool force_replay;	/* accept an image that changed since (operator's explicit choice) */
+	bool no_mark;		/* do not mark the image (tests; stores without a place for marks are detected by themselves) */
+};
+
+/*
+ * Attaches `image` as volume `name`, a new one or one that the log knows. Refuses: an image marked by another log (-EBUSY), an image that
+ * changed since the log last wrote to it (-ESTALE), an image of another size or identity while dirty (-EINVAL); each message says what would be lost and which
+ * option overrides. On success *ret is a disk that owns `image`; co_disk_close() of it commits and detaches: clean volumes leave no mark, dirty ones
+ * stay in the log. On failure `image` stays the caller's.
+ */
+co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
+			 struct disk **ret, struct err *err);
+
+/* Writes everything dirty of the attached volumes to their images and flushes those. -EIO if an image failed, -ECANCELED if cancelled. */
+co_fn int co_wlog_drain(struct wlog *w, void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, const bool *cancel);
+/* The same for one volume, the disk that co_wlog_attach() returned. */
+co_fn int co_wlog_drain_volume(struct disk *volume, const bool *cancel);
+
+/* Drops a volume that is not attached, dirty or not; the caller has asked the operator. -ENOENT. */
+co_fn int co_wlog_drop_volume(struct wlog *w, const char *name, struct err *err);
+
+/* --- Mirror --- */
+
+/* Replaces the failed or missing side by `dev` (which becomes the log's), and copies in the background. */
+co_fn int co_wlog_rebuild(struct wlog *w, struct disk *dev, struct err *err);
+
+/* --- Figures --- */
+
+struct wlog_volume_info {
+	char name[WLOG_NAME_MAX + 1];
+	struct uuid uuid;
+	char image[256];	/* what the operator wrote */
+	uint64_t size;
+	bool attached, stalled;	/* stalled: the image fails or hangs */
+	enum wlog_destage destage;
+	enum wlog_mode mode;
+	uint64_t dirty_bytes;	/* in the log and not in the image */
+	uint64_t volatile_bytes; /* acknowledged from memory, not in the log yet */
+	uint64_t dirty_since_wall_ns; /* of the oldest; 0 if clean */
+	uint64_t quota;
+	uint64_t records, epochs;
+	uint64_t destaged_bytes;
+};
+
+struct wlog_info {
+	struct uuid uuid;
+	uint64_t size, segment_size, used_bytes, memory_bytes, memory_limit;
+	uint64_t sequence;	/* of the next batch */
+	bool clean, failed, degraded, rebuilding;
+	uint64_t commits, commit_bytes, device_errors;
+	unsigned devices, volumes;
+	const struct hist *commit_latency;
+};
+
+void wlog_get_info(const struct wlog *w, struct wlog_info *ret);
+/* 0, or -ENOENT beyond the last. */
+int wlog_get_volume(const struct wlog *w, unsigned index, struct wlog_volume_info *ret);
+/* json_t object, new reference. */
+void *wlog_status(struct wlog *w);
+
+/* --- Offline tools --- */
+
+struct wlog_check_report {
+	uint64_t batches, records, bytes, damaged;
+	uint64_t torn_tail_bytes;
+};
+/* Reads everything, verifies every checksum. `line` is told each finding, and with `dump` each batch and record. Changes nothing. -EBADMSG if damage was found. */
+co_fn int co_wlog_check(struct disk *const *dev, int ndev, bool dump, void (*line)(void *arg, const char *text), void *arg,
+			struct wlog_check_report *ret, struct err *err);
