@@ -14,7 +14,7 @@
 
 struct hist {
 	uint64_t count, sum, min, max;
-	uint32_t bucket[HIST_BUCKETS];
+	uint64_t bucket[HIST_BUCKETS];
 };
 
 void hist_init(struct hist *h);
