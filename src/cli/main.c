@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/* The table of verbs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "util/bytes.h"
+
+/* weir help [VERB [COMMAND]] */
+static int cli_help_verb(int argc, char **argv)
+{
+	char verb[64];
+
+	if (argc > 3)
+		cli_usage(NULL, "help: at most a verb and its command can be named");
+	if (argc > 1 && argv[1][0] == '-')
+		argc = 1;
+	if (argc < 2)
+		return !cli_help(NULL);
+	snprintf(verb, sizeof(verb), "%s%s%s", argv[1], argc > 2 ? " " : "", argc > 2 ? argv[2] : "");
+	if (!cli_help(verb))
+		cli_usage(NULL, "there is no verb \"%s\"", verb);
+	return 0;
+}
+
+/* Verbs whose file is not there yet are unknown. */
+#pragma weak cli_serve
+#pragma weak cli_log
+#pragma weak cli_perf
+
+static const struct cli_verb all_verbs[] = {
+	{ "serve", cli_serve },
+	{ "log", cli_log },
+	{ "perf", cli_perf },
+	{ "help", cli_help_verb },
+	{ NULL, NULL }
+};
+
+int main(int argc, char **argv)
+{
+	struct cli_verb verbs[ARRAY_SIZE(all_verbs)] = { 0 };
+	int rc, n = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(all_verbs); i++)
+		if (all_verbs[i].run)
+			verbs[n++] = all_verbs[i];
+	if (argc > 1 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))) {
+		printf("weir %s\n", WEIR_VERSION);
+		rc = 0;
+	} else {
+		rc = cli_dispatch(NULL, verbs, argc, argv);
+	}
+	/* Output that did not get where it should (a full disk, a closed pipe) is a failure. */
+	if (fflush(stdout) || ferror(stdout)) {
+		perror("weir: cannot write to standard output");
+		return rc ? rc : 1;
+	}
+	return rc;
+}
