@@ -40,16 +40,25 @@ struct rt_config {
  */
 int rt_create(const struct rt_config *config, struct rt **ret, struct err *err);
 int rt_create_sim(const struct rt_config *config, uint64_t seed, struct rt **ret, struct err *err);
-void rt_destroy(struct rt *rt);
+void rt_destroy(struct rt *rt);	/* NULL is fine */
 
 typedef void co_entry(void *arg);
 
 /*
  * Runs `main_fn` as the first coroutine, and the loop until main_fn and all other coroutines have returned.
  * Returns 0; -EDEADLK on a simulated reactor where coroutines are left but nothing can ever wake one (they
- * are listed on stderr); -errno if the ring fails. May be called again afterwards.
+ * are listed on stderr); -errno if the ring fails. May be called again afterwards, on the same thread.
  */
 int rt_run(struct rt *rt, co_entry *main_fn, void *arg);
+
+/*
+ * For crash tests on a simulated reactor. rt_sim_stop() makes rt_run() return -ECANCELED as soon as the calling
+ * coroutine suspends or returns, with the others where they are, as a power cut would. Coroutines left by that or by a deadlock are
+ * forgotten, with what they own in the heap, by rt_sim_reseed(), the next rt_run() or rt_destroy(). rt_sim_reseed() also forgets
+ * timers and messages and puts the clock back to its fixed start.
+ */
+void rt_sim_stop(void);
+void rt_sim_reseed(struct rt *rt, uint64_t seed);
 
 /* The reactor that this thread runs, or NULL. */
 struct rt *rt_self(void);

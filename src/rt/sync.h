@@ -62,7 +62,8 @@ struct co_rangelock {
 struct co_range {
 	struct list node;
 	uint64_t off, len;
-	bool shared, held;
+	bool shared;
+	unsigned blockers;	/* earlier conflicting ranges; 0: held */
 	struct co *waiter;
 };
 void co_rangelock_init(struct co_rangelock *l);

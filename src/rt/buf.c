@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Buffer pool: a buddy allocator (Knowlton, CACM 1965) over one mapping.
+ *
+ * Block sizes are RT_BUF_ALIGN << order. All bookkeeping is beside the memory, in one entry for each smallest block, so that
+ * free memory is never touched. A freed block merges with its buddy as long as that is free as well.
+ *
+ * Invariants
+ *  (1) a free block is on the list of its order, and its first entry says so (`free`, `order`);
+ *  (2) two free buddies of one order exist only at the top order;
+ *  (3) nobody is served while somebody waits who came earlier.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "rt/buf.h"
+#include "rt/rt_int.h"
+
+#define ORDERS 14u			/* 4 KiB .. 32 MiB */
+#define NONE UINT32_MAX
+#define HUGE_PAGE (2u << 20)
+#define KEEP HUGE_PAGE			/* stays when the pool is idle */
+#define IDLE_NS 1000000000ull
+
+static_assert(((uint64_t)RT_BUF_ALIGN << (ORDERS - 1)) == RT_BUF_MAX, "the top order is the largest buffer");
+
+struct block {
+	uint32_t next, prev;
+	uint8_t order;
+	bool free;
+};
+
+struct buf_waiter {
+	struct list node;
+	struct co *co;
+	unsigned order;
+	void *buf;
+};
+
+struct rt_bufpool {
+	struct rt *rt;
+	char *map, *base;
+	size_t map_len;
+	uint64_t size, used, peak;	/* `peak` since memory was last given back */
+	uint64_t gets, gets_seen;
+	struct block *blocks;
+	uint32_t heads[ORDERS];
+	struct list waiters;
+	struct rt_timer idle;
+};
+
+/* Free lists */
+
+static void push(struct rt_bufpool *p, uint32_t i, unsigned order)
+{
+	struct block *b = &p->blocks[i];
+
+	*b = (struct block){ .next = p->heads[order], .prev = NONE, .order = (uint8_t)order, .free = true };
+	if (b->next != NONE)
+		p->blocks[b->next].prev = i;
+	p->heads[order] = i;
+}
+
+static void unlink_block(struct rt_bufpool *p, uint32_t i)
+{
+	struct block *b = &p->blocks[i];
+
+	if (b->prev != NONE)
+		p->blocks[b->prev].next = b->next;
+	else
+		p->heads[b->order] = b->next;
+	if (b->next != NONE)
+		p->blocks[b->next].prev = b->prev;
+	b->free = false;
+}
+
+static unsigned order_of(size_t len)
+{
+	return len <= RT_BUF_ALIGN ? 0 : 64 - (unsigned)__builtin_clzll((len - 1) / RT_BUF_ALIGN);
+}
+
+static void *take(struct rt_bufpool *p, unsigned order)
+{
+	unsigned o = order;
+	uint32_t i;
+
+	while (o < ORDERS && p->heads[o] == NONE)
+		o++;
+	if (o == ORDERS)
+		return NULL;
+	i = p->heads[o];
+	unlink_block(p, i);
+	while (o > order) {
+		o--;
+		push(p, i + (1u << o), o);
+	}
+	p->blocks[i].order = (uint8_t)order;
+	p->used += (uint64_t)RT_BUF_ALIGN << order;
+	if (p->used > p->peak)
+		p->peak = p->used;
+	p->gets++;
+	return p->base + (uint64_t)i * RT_BUF_ALIGN;
+}
+
+static void give_back(struct rt_bufpool *p, uint32_t i)
+{
+	unsigned order = p->blocks[i].order;
+
+	p->used -= (uint64_t)RT_BUF_ALIGN << order;
+	for (; order < ORDERS - 1; order++) {
+		uint32_t buddy = i ^ (1u << order);
+
+		if (!p->blocks[buddy].free || p->blocks[buddy].order != order)
+			break;
+		unlink_block(p, buddy);
+		i &= ~(1u << order);
+	}
+	push(p, i, order);
+}
+
+/* Puts whole top blocks on the list, lowest address first. */
+static void reset_lists(struct rt_bufpool *p)
+{
+	for (unsigned o = 0; o < ORDERS; o++)
+		p->heads[o] = NONE;
+	for (uint64_t at = p->size; at > 0; at -= RT_BUF_MAX)
+		push(p, (uint32_t)((at - RT_BUF_MAX) / RT_BUF_ALIGN), ORDERS - 1);
+}
+
+/* Memory goes back to the kernel after a second without use. */
+
+static void idle_check(struct rt_timer *t)
+{
+	struct rt_bufpool *p = container_of(t, struct rt_bufpool, idle);
+
+	if (p->used > 0)
+		return;
+	if (p->gets != p->gets_seen) {
+		p->gets_seen = p->gets;
+		rt_timer_arm(&p->idle, rt_now_ns() + IDLE_NS, idle_check);
+		return;
+	}
+	reset_lists(p);
+	madvise(p->base + KEEP, p->size - KEEP, MADV_DONTNEED);
+	p->peak = 0;
+}
+
+static void note_idle(struct rt_bufpool *p)
+{
+	if (p->peak <= KEEP || p->idle.heap_pos || p->rt->sim || rt_self() != p->rt)
+		return;
+	p->gets_seen = p->gets;
+	rt_timer_arm(&p->idle, rt_now_ns() + IDLE_NS, idle_check);
+}
+
+/* The pool */
+
+int rt_bufpool_create(struct rt *rt, uint64_t bytes, struct rt_bufpool **ret, struct err *err)
+{
+	struct rt_bufpool *p = calloc(1, sizeof(*p));
+	uint64_t size = RT_BUF_MAX;
+
+	while (size < bytes)
+		size *= 2;
+	if (!p)
+		return err_set(err, -ENOMEM, "no memory for a buffer pool");
+	p->rt = rt;
+	p->size = size;
+	p->map_len = size + HUGE_PAGE;
+	p->map = mmap(NULL, p->map_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	p->blocks = calloc(size / RT_BUF_ALIGN, sizeof(*p->blocks));
+	if (p->map == MAP_FAILED || !p->blocks) {
+		if (p->map != MAP_FAILED)
+			munmap(p->map, p->map_len);
+		free(p->blocks);
+		free(p);
+		return err_set(err, -ENOMEM, "no memory for a buffer pool of %llu MiB", (unsigned long long)size >> 20);
+	}
+	p->base = (char *)(((uintptr_t)p->map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+	madvise(p->base, size, MADV_HUGEPAGE);
+	list_init(&p->waiters);
+	reset_lists(p);
+	*ret = p;
+	return 0;
+}
+
+void rt_bufpool_destroy(struct rt_bufpool *p)
+{
+	if (!p)
+		return;
+	assert(p->used == 0 && list_empty(&p->waiters));
+	if (rt_self() == p->rt)
+		rt_timer_cancel(&p->idle);
+	munmap(p->map, p->map_len);
+	free(p->blocks);
+	free(p);
+}
+
+void *rt_buf_tryget(struct rt_bufpool *p, size_t len)
+{
+	assert(len > 0 && len <= RT_BUF_MAX);
+	return list_empty(&p->waiters) ? take(p, order_of(len)) : NULL;
+}
+
+void *co_buf_get(struct rt_bufpool *p, size_t len)
+{
+	struct buf_waiter w = { .co = co_self(), .order = order_of(len), .buf = rt_buf_tryget(p, len) };
+
+	if (w.buf)
+		return w.buf;
+	list_add_tail(&p->waiters, &w.node);
+	while (!w.buf)
+		co_park("a buffer");
+	return w.buf;
+}
+
+void rt_buf_put(struct rt_bufpool *p, void *buf)
+{
+	struct buf_waiter *w;
+
+	if (!buf)
+		return;
+	assert((char *)buf >= p->base && (char *)buf < p->base + p->size);
+	give_back(p, (uint32_t)(((char *)buf - p->base) / RT_BUF_ALIGN));
+	while ((w = list_first(&p->waiters, struct buf_waiter, node))) {
+		w->buf = take(p, w->order);
+		if (!w->buf)
+			break;
+		list_del(&w->node);
+		co_wake(w->co);
+	}
+	if (p->used == 0)
+		note_idle(p);
+}
+
+uint64_t rt_bufpool_used(const struct rt_bufpool *p)
+{
+	return p->used;
+}
+
+uint64_t rt_bufpool_size(const struct rt_bufpool *p)
+{
+	return p->size;
+}
+
+struct rt_bufpool *rt_bufs(void)
+{
+	return rt_current->bufs;
+}
+
+void rt_set_bufs(struct rt *rt, struct rt_bufpool *p)
+{
+	rt->bufs = p;
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The reactor's io_uring: set-up, submission and completion.
+ *
+ * Submissions collect in the ring's memory while coroutines run; one io_uring_enter() at the end of a turn hands all of
+ * them over and, when nothing is ready, waits as well. While coroutines keep the reactor busy the ring is entered
+ * at most every BUSY_ENTER_NS, or when many entries wait.
+ *
+ * With DEFER_TASKRUN completions are posted only inside io_uring_enter(), so they never interrupt a coroutine; the
+ * kernel raises IORING_SQ_TASKRUN in shared memory when there are any.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "rt/rt_int.h"
+#include "util/log.h"
+
+#define BUSY_ENTER_NS 5000u
+#define BUSY_ENTER_SQES 32u
+
+/* Set-up */
+
+/* From the best to what every kernel with io_uring has. */
+static const unsigned flag_sets[] = {
+	IORING_SETUP_SUBMIT_ALL | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG,	/* 6.1 */
+	IORING_SETUP_SUBMIT_ALL | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,	/* 5.19 */
+	0,
+};
+
+static int read_sysctl(const char *path)
+{
+	char c = 0;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return -1;
+	if (read(fd, &c, 1) != 1)
+		c = 0;
+	close(fd);
+	return c >= '0' && c <= '9' ? c - '0' : -1;
+}
+
+static int explain(int r, struct err *err)
+{
+	int disabled = read_sysctl("/proc/sys/kernel/io_uring_disabled");
+
+	if (r == -EPERM && disabled > 0)
+		return err_set(err, r, "io_uring is switched off on this host: the sysctl kernel.io_uring_disabled is %d; set it to 0%s", disabled,
+			       disabled == 1 ? ", or run as a member of the group in kernel.io_uring_group" : "");
+	if (r == -EPERM || r == -EACCES)
+		return err_set(err, r, "io_uring is forbidden here, probably by a container's seccomp filter; allow the system calls io_uring_setup, "
+			       "io_uring_enter and io_uring_register (docker: --security-opt seccomp=FILE)");
+	if (r == -ENOSYS)
+		return err_set(err, r, "this kernel has no io_uring; weir needs Linux 5.11 or later, and outside of a sandbox that hides io_uring_setup");
+	if (r == -ENOMEM)
+		return err_set(err, r, "no memory for io_uring; before Linux 5.12 it counts as locked memory: raise the limit (ulimit -l, LimitMEMLOCK=)");
+	return err_errno(err, r, "io_uring_setup");
+}
+
+int ring_init(struct rt *rt, unsigned entries, struct err *err)
+{
+	const char *hook = getenv("WEIR_RING");
+	int r = -EINVAL;
+
+	/* WEIR_RING=basic: as on an old kernel; coop: as before 6.1. For tests. */
+	for (unsigned i = !hook ? 0 : strcmp(hook, "basic") == 0 ? 2 : strcmp(hook, "coop") == 0; r == -EINVAL && i < 3; i++) {
+		struct io_uring_params p = { .flags = flag_sets[i] | IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_R_DISABLED };
+
+		p.cq_entries = entries * 4;
+		r = io_uring_queue_init_params(entries, &rt->ring, &p);
+		rt->defer = flag_sets[i] & IORING_SETUP_DEFER_TASKRUN;
+		rt->taskrun_flag = flag_sets[i] & IORING_SETUP_TASKRUN_FLAG;
+	}
+	if (r < 0)
+		return explain(r, err);
+	rt->ring_up = true;
+	if (!(rt->ring.features & IORING_FEAT_EXT_ARG) || !(rt->ring.features & IORING_FEAT_NODROP))
+		return err_set(err, -ENOSYS, "the io_uring of this kernel is too old; weir needs Linux 5.11 or later");
+	return 0;
+}
+
+/* On the thread that is to submit: SINGLE_ISSUER ties the ring to it. */
+int ring_enable(struct rt *rt)
+{
+	int r;
+
+	if (rt->ring_enabled)
+		return 0;
+	/* By hand: Debian's liburing 2.3 declares io_uring_enable_rings() and does not export it. */
+	r = (int)syscall(__NR_io_uring_register, rt->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
+	if (r < 0)
+		return -errno;
+	io_uring_register_ring_fd(&rt->ring);	/* saves a lookup for each enter; not in every kernel */
+	rt->ring_enabled = true;
+	return 0;
+}
+
+void ring_fini(struct rt *rt)
+{
+	if (rt->ring_up)
+		io_uring_queue_exit(&rt->ring);
+}
+
+/* Completions */
+
+void ring_reap(struct rt *rt)
+{
+	struct io_uring_cqe *cqe;
+	unsigned head, n = 0;
+
+	io_uring_for_each_cqe(&rt->ring, head, cqe) {
+		struct rt_op *op = io_uring_cqe_get_data(cqe);
+
+		n++;
+		if (!op)
+			continue;
+		op->res = cqe->res;
+		op->flags = cqe->flags;
+		op->done = true;
+		if (likely(op->co))
+			co_wake(op->co);
+		else
+			op->fn(rt, op);
+	}
+	if (n)
+		io_uring_cq_advance(&rt->ring, n);
+	rt->stats.cqes += n;
+}
+
+static unsigned sq_flags(struct rt *rt)
+{
+	return __atomic_load_n(rt->ring.sq.kflags, __ATOMIC_RELAXED);
+}
+
+static void note_result(struct rt *rt, int r)
+{
+	if (r >= 0 || r == -EINTR || r == -ETIME || r == -EAGAIN || r == -EBUSY)
+		return;
+	if (!rt->ring_error)
+		log_error("io_uring_enter: %s; the reactor stops", strerror(-r));
+	rt->ring_error = r;
+}
+
+static void enter(struct rt *rt)
+{
+	rt->stats.ring_enters++;
+	note_result(rt, rt->defer ? io_uring_submit_and_get_events(&rt->ring) : io_uring_submit(&rt->ring));
+}
+
+/* Submission */
+
+struct io_uring_sqe *ring_sqe(struct rt *rt)
+{
+	struct io_uring_sqe *sqe;
+
+	while (unlikely(!(sqe = io_uring_get_sqe(&rt->ring)))) {
+		enter(rt);
+		if (rt->ring_error)
+			abort();
+		/* The kernel takes no more while completions wait to be read. */
+		ring_reap(rt);
+	}
+	rt->stats.sqes++;
+	return sqe;
+}
+
+void ring_poll(struct rt *rt)
+{
+	unsigned queued = io_uring_sq_ready(&rt->ring);
+
+	if (queued < BUSY_ENTER_SQES) {
+		if (rt->now_ns - rt->last_enter_ns < BUSY_ENTER_NS)
+			return;
+		if (!queued && !(sq_flags(rt) & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)))
+			return;
+	}
+	enter(rt);
+	rt->last_enter_ns = rt->now_ns;
+	ring_reap(rt);
+}
+
+/* Waiting */
+
+static bool something_to_do(struct rt *rt)
+{
+	return io_uring_cq_ready(&rt->ring) || (sq_flags(rt) & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW));
+}
+
+/* Polls for `spin_ns` where waits have been about that short lately. True if there is something to do. */
+static bool spin(struct rt *rt, uint64_t start_ns)
+{
+	if (rt->spin_ewma_ns > rt->spin_ns)
+		return false;
+	if (io_uring_sq_ready(&rt->ring))
+		enter(rt);
+	do {
+		if (something_to_do(rt) || atomic_load_explicit(&rt->mail, memory_order_relaxed))
+			return true;
+#if defined(__x86_64__)
+		__builtin_ia32_pause();
+#endif
+	} while (rt_clock_ns(CLOCK_MONOTONIC) - start_ns < rt->spin_ns);
+	return false;
+}
+
+static void wait_in_kernel(struct rt *rt)
+{
+	struct __kernel_timespec ts, *timeout = NULL;
+	struct io_uring_cqe *cqe;
+
+	if (rt->heap_n) {
+		uint64_t now = rt_clock_ns(CLOCK_MONOTONIC), at = rt->heap[0].at_ns;
+		uint64_t ns = at > now ? at - now : 0;
+
+		ts.tv_sec = (int64_t)(ns / 1000000000u);
+		ts.tv_nsec = (int64_t)(ns % 1000000000u);
+		timeout = &ts;
+	}
+	if (!mail_sleep(rt))
+		return;
+	rt->stats.ring_enters++;
+	note_result(rt, io_uring_submit_and_wait_timeout(&rt->ring, &cqe, 1, timeout, NULL));
+	mail_awake(rt);
+}
+
+void ring_wait(struct rt *rt)
+{
+	uint64_t start_ns = 0;
+
+	mail_arm(rt);
+	if (rt->spin_ns) {
+		start_ns = rt_clock_ns(CLOCK_MONOTONIC);
+		if (spin(rt, start_ns))
+			enter(rt);
+		else
+			wait_in_kernel(rt);
+	} else {
+		wait_in_kernel(rt);
+	}
+	rt->now_ns = rt->last_enter_ns = rt_clock_ns(CLOCK_MONOTONIC);
+	if (rt->spin_ns)
+		rt->spin_ewma_ns += (int64_t)(rt->now_ns - start_ns - rt->spin_ewma_ns) / 8;
+	ring_reap(rt);
+}
