@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/* Listening Unix sockets. */
+#include "util/unixsock.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "util/err.h"
+
+/* connect(2) on a full backlog says EAGAIN: alive as well. */
+static bool somebody_answers(const struct sockaddr_un *sun)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	bool alive = fd < 0 || !connect(fd, (const struct sockaddr *)sun, sizeof(*sun)) || errno != ECONNREFUSED;
+
+	if (fd >= 0)
+		close(fd);
+	return alive;
+}
+
+/* The umask, and not chmod(2) afterwards, decides: there is no moment in which others can connect. */
+static int bind_mode(int fd, const struct sockaddr_un *sun, mode_t mode)
+{
+	mode_t old = 0;
+	int ret;
+
+	if (mode)
+		old = umask(0777 & ~mode);
+	ret = bind(fd, (const struct sockaddr *)sun, sizeof(*sun)) < 0 ? -errno : 0;
+	if (mode)
+		umask(old);
+	return ret;
+}
+
+static int bind_replacing_stale(int fd, const struct sockaddr_un *sun, mode_t mode, struct err *err)
+{
+	const char *path = sun->sun_path;
+	struct stat st;
+	int ret = bind_mode(fd, sun, mode);
+
+	if (ret != -EADDRINUSE || lstat(path, &st))
+		return ret;
+	if (!S_ISSOCK(st.st_mode))
+		return err_set(err, ret, "%s: exists and is not a socket; remove it or choose another path", path);
+	if (somebody_answers(sun))
+		return err_set(err, ret, "%s: another process listens there; stop it or choose another path", path);
+	if (unlink(path) < 0)
+		return err_errno(err, -errno, "%s: cannot remove the stale socket", path);
+	return bind_mode(fd, sun, mode);
+}
+
+int unix_listen(const char *path, mode_t mode, int backlog, struct unix_listener *ret, struct err *err)
+{
+	struct sockaddr_un sun = { .sun_family = AF_UNIX };
+	struct stat st;
+	int fd, r;
+
+	if (!*path)
+		return err_set(err, -EINVAL, "a Unix socket needs a path");
+	if (strlen(path) >= sizeof(sun.sun_path))
+		return err_set(err, -ENAMETOOLONG, "%s: the path of a Unix socket has at most %zu bytes, this one has %zu", path,
+			       sizeof(sun.sun_path) - 1, strlen(path));
+	strcpy(sun.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return err_errno(err, -errno, "%s: cannot make a socket", path);
+	r = bind_replacing_stale(fd, &sun, mode, err);
+	if (!r && listen(fd, backlog) < 0) {
+		r = -errno;
+		unlink(path);
+	}
+	if (!r && stat(path, &st) < 0)
+		r = -errno;
+	if (r < 0) {
+		close(fd);
+		return err_errno(err, r, "%s: cannot listen", path);
+	}
+	ret->fd = fd;
+	strcpy(ret->path, path);
+	ret->dev = st.st_dev;
+	ret->ino = st.st_ino;
+	return 0;
+}
+
+void unix_unlisten(struct unix_listener *l)
+{
+	struct stat st;
+
+	if (!lstat(l->path, &st) && st.st_dev == l->dev && st.st_ino == l->ino)
+		unlink(l->path);
+	close(l->fd);
+}
