@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * NBD server: inside.
+ *
+ * One coroutine per connection is its receiver: it does the handshake (handshake.c) and then cuts the byte stream into requests (receive.c). Each
+ * request is a coroutine of its own (request.c). Replies are queued at the connection; the first to queue one becomes the sender: it lets all other
+ * ready coroutines run first, so that what completes in the same turn goes out in one system call (send.c).
+ *
+ * Many small requests arrive in one recv into the connection's buffer. What a write's payload lacks there is received straight into the
+ * request's own aligned buffer, together with what follows it.
+ *
+ * Invariants
+ *  (1) The stream stays in step: for every request whose header was accepted exactly the announced payload is consumed, whatever its fate; where
+ *      that would take more than DISCARD_MAX the connection ends.
+ *  (2) A connection has at most config.max_in_flight requests and half of its export's memory; an export has its own pools of request structs and
+ *      memory, so that a volume that hangs pins only its own. Who lacks any of them waits in the receiver and reads no further: the client
+ *      is slowed by its own socket.
+ *  (3) Only the receiver waits for request memory, and it holds none then, so waiting ends when requests end. A request waits only for its volume and its
+ *      client; a client that takes or sends nothing loses the connection when others wait for memory (watchdog in server.c).
+ *  (4) A connection is freed by its receiver after in_flight has fallen to 0; so requests never see a connection go away.
+ *  (5) After the first send error `dead` is set, replies are dropped and the receiver ends.
+ *
+ * Runs on one reactor.
+ */
+#pragma once
+
+#include "blk/volume.h"
+#include "export/nbd/proto.h"
+#include "export/nbd/server.h"
+#include "rt/buf.h"
+#include "rt/io.h"
+#include "rt/rt.h"
+#include "rt/sync.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "util/list.h"
+#include "util/unixsock.h"
+
+#define RBUF_SIZE (64u << 10)	/* receive buffer of a connection, and the longest option that is looked at */
+#define OPTION_SKIP_MAX (1u << 20) /* a longer option ends the connection */
+#define OPTIONS_MAX 1024	/* options of one handshake */
+#define DISCARD_MAX (2 * NBD_MAX_PAYLOAD)
+#define STATUS_EXTENTS 1024	/* descriptors of one block status reply */
+#define META_ALLOCATION 1	/* the context ID of base:allocation */
+
+struct nbd_conn;
+
+struct nbd_export {
+	struct list node;
+	struct nbd_server *s;
+	struct volume *v;
+	struct nbd_request *slab;
+	struct list free;	/* requests */
+	struct rt_bufpool *pool;
+	struct co_queue wait;	/* receivers that found no free request */
+	unsigned mem_waiters;
+	struct rt_timer watchdog; /* armed while mem_waiters */
+};
+
+struct nbd_listener {
+	struct list node;
+	struct nbd_server *s;
+	struct unix_listener sock; /* TCP: only its fd */
+	bool is_unix, stop;
+	char addr[160];		/* for messages and status, with the real port */
+};
+
+struct nbd_request {
+	struct list node;	/* free list, or the send queue of conn */
+	struct nbd_conn *conn;
+	uint16_t type, flags;
+	uint64_t cookie, off, len;
+	uint32_t payload;	/* bytes in buf that came with the request */
+	int refuse;		/* the receiver's verdict, an enum nbd_error; 0: to be carried out */
+	const char *why;	/* for the error reply; static text */
+	void *buf;
+	uint32_t buf_charge;	/* what buf counts in conn->mem_used */
+	/* the reply */
+	uint32_t head_len, data_len;
+	uint8_t head[128];
+};
+
+struct nbd_conn {
+	struct list node;
+	struct nbd_server *s;
+	struct nbd_transport *t;
+	char peer[64];
+	struct rt_timer timer;	/* handshake */
+	uint64_t since_ns;
+	/* negotiated */
+	bool transmission, fixed, no_zeroes, structured, extended;
+	struct nbd_export *meta; /* base:allocation was selected for this one */
+	struct nbd_export *exp;	/* in transmission */
+	bool block_status;	/* meta fits exp */
+	unsigned options;
+	/* receiving */
+	uint8_t *rbuf;
+	uint32_t rpos, rend;
+	/* requests */
+	unsigned in_flight;
+	uint64_t mem_used;
+	struct co_queue idle;	/* the receiver waits here for in_flight or mem_used to fall */
+	/* sending */
+	struct list sendq;
+	bool sending;
+	bool dead;		/* (5) */
+	bool closing;		/* no further requests */
+	uint64_t send_since_ns;	/* since when the client takes nothing, 0: it does */
+	uint64_t recv_since_ns;	/* since when it sends nothing of a payload */
+	/* figures */
+	uint64_t requests, errors, bytes_in, bytes_out, sends, recvs;
+};
+
+struct nbd_server {
+	struct nbd_server_config config;
+	struct list exports, listeners, conns;
+	unsigned nconns;
+	bool stopping;
+	struct co_queue stop_q;	/* co_nbd_server_stop() waits for connections and acceptors */
+	unsigned acceptors;
+	uint64_t accepted, refused, stalled;
+};
+
+/* handshake.c: 0 when transmission begins; otherwise the connection ends. */
+co_fn int co_nbd_handshake(struct nbd_conn *c);
+/* The export of that name, or NULL. */
+struct nbd_export *nbd_find_export(struct nbd_server *s, const void *name, size_t len);
+
+/* receive.c: until the client leaves, or an error. Returns with nothing in flight. */
+co_fn void co_nbd_receive(struct nbd_conn *c);
+/* At least `need` (<= RBUF_SIZE) bytes at rbuf + rpos: 0, -ECONNRESET at end of file, -errno. */
+co_fn int co_conn_fill(struct nbd_conn *c, uint32_t need);
+/* Consumes `len` bytes unseen. */
+co_fn int co_conn_skip(struct nbd_conn *c, uint64_t len);
+/* The whole list or -errno; `iov` is consumed. */
+co_fn int co_conn_send(struct nbd_conn *c, struct iovec *iov, int n);
+
+/* request.c: coroutine entry, `arg` is a struct nbd_request. Carries out, replies and frees. */
+co_fn void co_nbd_request(void *arg);
+
+/* send.c */
+co_fn void co_nbd_reply(struct nbd_request *r);	/* queues head and data, and sends if nobody else does */
+
+/* server.c */
+co_fn struct nbd_request *co_request_get(struct nbd_conn *c); /* NULL: the connection is dead */
+co_fn void *co_request_buf(struct nbd_request *r, uint32_t len); /* sets r->buf; NULL: the connection is dead */
+void nbd_request_put(struct nbd_request *r);
+void nbd_conn_kill(struct nbd_conn *c);	/* (5) */
+
+/* listen.c */
+void nbd_listener_close(struct nbd_listener *l);	/* frees; after its acceptor has ended */

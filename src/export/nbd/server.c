@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * NBD server: exports, connections, request pools, the end of all that. Design note in internal.h.
+ */
+#include "export/nbd/internal.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+
+#include "util/log.h"
+
+#define HANDSHAKE_SPARE 16	/* connections beyond max_conns while the oldest handshakes are being ended */
+
+int nbd_server_create(const struct nbd_server_config *config, struct nbd_server **ret, struct err *err)
+{
+	struct nbd_server *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return err_set(err, -ENOMEM, "NBD server: out of memory");
+	if (config)
+		s->config = *config;
+	if (!s->config.max_conns)
+		s->config.max_conns = 256;
+	if (!s->config.max_in_flight)
+		s->config.max_in_flight = 512;
+	if (!s->config.max_requests)
+		s->config.max_requests = 1024;
+	if (!s->config.memory)
+		s->config.memory = 128ull << 20;
+	s->config.memory = max(s->config.memory, 2ull * RT_BUF_MAX);
+	if (!s->config.handshake_ns)
+		s->config.handshake_ns = 30 * 1000000000ull;
+	if (!s->config.stall_ns)
+		s->config.stall_ns = 10 * 1000000000ull;
+	list_init(&s->exports);
+	list_init(&s->listeners);
+	list_init(&s->conns);
+	co_queue_init(&s->stop_q);
+	*ret = s;
+	return 0;
+}
+
+static void export_free(struct nbd_export *e)
+{
+	rt_timer_cancel(&e->watchdog);
+	rt_bufpool_destroy(e->pool);
+	free(e->slab);
+	list_del(&e->node);
+	free(e);
+}
+
+void nbd_server_destroy(struct nbd_server *s)
+{
+	if (!s)
+		return;
+	list_for_each_safe(&s->exports, n)
+		export_free(container_of(n, struct nbd_export, node));
+	free(s);
+}
+
+int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *err)
+{
+	struct nbd_export *e;
+	int ret;
+
+	if (nbd_find_export(s, v->name, strlen(v->name)))
+		return err_set(err, -EEXIST, "export name '%s' is used twice; give each disk its own with --name", v->name);
+	if (strlen(v->name) > NBD_STRING_MAX)
+		return err_set(err, -EINVAL, "export name is longer than %d bytes", NBD_STRING_MAX);
+	e = calloc(1, sizeof(*e));
+	if (!e)
+		return err_set(err, -ENOMEM, "export '%s': out of memory", v->name);
+	e->s = s;
+	e->v = v;
+	co_queue_init(&e->wait);
+	list_init(&e->free);
+	list_init(&e->node);
+	e->slab = calloc(s->config.max_requests, sizeof(*e->slab));
+	ret = e->slab ? rt_bufpool_create(rt_self(), s->config.memory, &e->pool, err)
+		      : err_set(err, -ENOMEM, "export '%s': out of memory", v->name);
+	if (ret < 0) {
+		export_free(e);
+		return ret;
+	}
+	for (unsigned i = 0; i < s->config.max_requests; i++)
+		list_add_tail(&e->free, &e->slab[i].node);
+	list_add_tail(&s->exports, &e->node);
+	return 0;
+}
+
+struct nbd_export *nbd_find_export(struct nbd_server *s, const void *name, size_t len)
+{
+	if (!len)
+		return list_first(&s->exports, struct nbd_export, node);
+	list_for_each(&s->exports, n) {
+		struct nbd_export *e = container_of(n, struct nbd_export, node);
+
+		if (strlen(e->v->name) == len && !memcmp(e->v->name, name, len))
+			return e;
+	}
+	return NULL;
+}
+
+/* --- Request structs and request memory: invariants (2) and (3) --- */
+
+co_fn struct nbd_request *co_request_get(struct nbd_conn *c)
+{
+	struct nbd_export *e = c->exp;
+	struct nbd_request *r;
+
+	for (;;) {
+		if (c->dead)
+			return NULL;
+		if (c->in_flight >= c->s->config.max_in_flight)
+			co_queue_wait(&c->idle, "in-flight limit of the connection");
+		else if (list_empty(&e->free))
+			co_queue_wait(&e->wait, "in-flight limit of the export");
+		else
+			break;
+	}
+	r = list_first(&e->free, struct nbd_request, node);
+	list_del(&r->node);
+	r->conn = c;
+	r->buf = NULL;
+	r->buf_charge = r->payload = r->head_len = r->data_len = 0;
+	r->refuse = 0;
+	r->why = NULL;
+	c->in_flight++;
+	return r;
+}
+
+static void watchdog_fired(struct rt_timer *t)
+{
+	struct nbd_export *e = container_of(t, struct nbd_export, watchdog);
+	uint64_t now = rt_now_ns();
+
+	if (!e->mem_waiters)
+		return;
+	list_for_each_safe(&e->s->conns, n) {
+		struct nbd_conn *c = container_of(n, struct nbd_conn, node);
+		uint64_t since = c->send_since_ns ? c->send_since_ns : c->recv_since_ns;
+
+		if (c->exp != e || c->dead || !c->mem_used || !since || now - since < e->s->config.stall_ns)
+			continue;
+		log_warn("NBD client %s: cut off; it %s nothing for %u s while others wait for request memory of '%s'", c->peer,
+			 c->send_since_ns ? "takes" : "sends", (unsigned)((now - since) / 1000000000), e->v->name);
+		e->s->stalled++;
+		nbd_conn_kill(c);
+	}
+	rt_timer_arm(t, now + max(e->s->config.stall_ns / 4, 1000000ull), watchdog_fired);
+}
+
+co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
+{
+	struct nbd_conn *c = r->conn;
+	struct nbd_export *e = c->exp;
+	uint32_t charge = RT_BUF_ALIGN;
+
+	while (charge < len)
+		charge <<= 1;
+	while (c->mem_used && c->mem_used + charge > c->s->config.memory / 2 && !c->dead)
+		co_queue_wait(&c->idle, "request memory of the connection");
+	if (c->dead)
+		return NULL;
+	r->buf = rt_buf_tryget(e->pool, len);
+	if (!r->buf) {
+		if (!e->mem_waiters++)
+			rt_timer_arm(&e->watchdog, rt_now_ns() + max(c->s->config.stall_ns / 4, 1000000ull), watchdog_fired);
+		r->buf = co_buf_get(e->pool, len);
+		e->mem_waiters--;
+	}
+	r->buf_charge = charge;
+	c->mem_used += charge;
+	return r->buf;
+}
+
+void nbd_request_put(struct nbd_request *r)
+{
+	struct nbd_conn *c = r->conn;
+	struct nbd_export *e = c->exp;
+
+	if (r->buf) {
+		rt_buf_put(e->pool, r->buf);
+		r->buf = NULL;
+		c->mem_used -= r->buf_charge;
+	}
+	list_add_head(&e->free, &r->node);
+	c->in_flight--;
+	if (!co_queue_is_empty(&c->idle))
+		co_queue_wake_all(&c->idle);
+	if (!co_queue_is_empty(&e->wait))
+		co_queue_wake_one(&e->wait);
+}
+
+/* --- Connections --- */
+
+void nbd_conn_kill(struct nbd_conn *c)
+{
+	if (c->dead)
+		return;
+	c->dead = c->closing = true;
+	c->t->ops->shutdown(c->t, SHUT_RDWR);
+	co_queue_wake_all(&c->idle);
+	/* It may be the receiver that the queue would wake last; all look again. */
+	if (c->exp)
+		co_queue_wake_all(&c->exp->wait);
+}
+
+static void handshake_timeout(struct rt_timer *t)
+{
+	struct nbd_conn *c = container_of(t, struct nbd_conn, timer);
+
+	log_debug("NBD client %s: says nothing", c->peer);
+	nbd_conn_kill(c);
+}
+
+static co_fn void co_conn_main(void *arg)
+{
+	struct nbd_conn *c = arg;
+	struct nbd_server *s = c->s;
+
+	if (!s->stopping && !co_nbd_handshake(c)) {
+		rt_timer_cancel(&c->timer);
+		c->transmission = true;
+		log_debug("NBD client %s: uses '%s'", c->peer, c->exp->v->name);
+		co_nbd_receive(c);
+	}
+	rt_timer_cancel(&c->timer);
+	log_debug("NBD client %s: gone", c->peer);
+	c->t->ops->co_close(c->t);
+	list_del(&c->node);
+	free(c->rbuf);
+	free(c);
+	s->nconns--;
+	co_queue_wake_all(&s->stop_q);
+}
+
+/* Who has not got through the handshake for longest makes room for a newcomer. */
+static bool evict_handshake(struct nbd_server *s)
+{
+	list_for_each(&s->conns, n) {
+		struct nbd_conn *c = container_of(n, struct nbd_conn, node);
+
+		if (!c->transmission && !c->dead) {
+			nbd_conn_kill(c);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Closes `t` from a plain function. */
+static co_fn void co_close_transport(void *arg)
+{
+	struct nbd_transport *t = arg;
+
+	t->ops->co_close(t);
+}
+
+int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer)
+{
+	struct nbd_conn *c = NULL;
+	int ret;
+
+	if (s->stopping) {
+		ret = -ESHUTDOWN;
+		goto refuse;
+	}
+	if (s->nconns >= s->config.max_conns + HANDSHAKE_SPARE || (s->nconns >= s->config.max_conns && !evict_handshake(s))) {
+		ret = -EMFILE;
+		goto refuse;
+	}
+	c = calloc(1, sizeof(*c));
+	if (c)
+		c->rbuf = malloc(RBUF_SIZE);
+	if (!c || !c->rbuf) {
+		ret = -ENOMEM;
+		goto refuse;
+	}
+	c->s = s;
+	c->t = t;
+	strncpy(c->peer, peer, sizeof(c->peer) - 1);
+	c->since_ns = rt_now_ns();
+	co_queue_init(&c->idle);
+	list_init(&c->sendq);
+	list_init(&c->node);
+	ret = co_spawn("nbd connection", co_conn_main, c);
+	if (ret < 0)
+		goto refuse;
+	rt_timer_arm(&c->timer, c->since_ns + s->config.handshake_ns, handshake_timeout);
+	list_add_tail(&s->conns, &c->node);
+	s->nconns++;
+	s->accepted++;
+	return 0;
+
+refuse:
+	s->refused++;
+	if (c)
+		free(c->rbuf);
+	free(c);
+	t->ops->shutdown(t, SHUT_RDWR);
+	if (co_spawn("nbd refuse", co_close_transport, t) < 0)
+		log_warn("NBD client %s: refused, and no coroutine is free to close its socket", peer);
+	return ret;
+}
+
+/* --- The end --- */
+
+co_fn int co_nbd_server_stop(struct nbd_server *s, uint64_t deadline_ns)
+{
+	s->stopping = true;
+	list_for_each(&s->listeners, n) {
+		struct nbd_listener *l = container_of(n, struct nbd_listener, node);
+
+		l->stop = true;
+		rt_io_shutdown(l->sock.fd);
+	}
+	/* What was started is answered; a receiver that waits sees the end of file. */
+	list_for_each(&s->conns, n) {
+		struct nbd_conn *c = container_of(n, struct nbd_conn, node);
+
+		c->closing = true;
+		c->t->ops->shutdown(c->t, SHUT_RD);
+	}
+	while ((s->nconns || s->acceptors) && co_queue_wait_until(&s->stop_q, deadline_ns, "NBD clients' last replies"))
+		;
+	list_for_each_safe(&s->conns, n)
+		nbd_conn_kill(container_of(n, struct nbd_conn, node));
+	deadline_ns += 50 * 1000000ull;
+	while ((s->nconns || s->acceptors) && co_queue_wait_until(&s->stop_q, deadline_ns, "NBD connections to end"))
+		;
+	if (s->acceptors)
+		return -ETIMEDOUT;
+	list_for_each_safe(&s->listeners, n)
+		nbd_listener_close(container_of(n, struct nbd_listener, node));
+	return s->nconns ? -ETIMEDOUT : 0;
+}
+
+unsigned nbd_server_connections(const struct nbd_server *s)
+{
+	return s->nconns;
+}
+
+static json_t *conn_status(const struct nbd_conn *c)
+{
+	const char *headers = c->extended ? "extended" : c->structured ? "structured" : "simple";
+
+	return json_pack("{s:s, s:s, s:s?, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+			 "peer", c->peer, "state", c->dead ? "ending" : c->transmission ? "transmission" : "handshake",
+			 "export", c->exp ? c->exp->v->name : NULL, "replies", headers,
+			 "in_flight", (json_int_t)c->in_flight, "memory", (json_int_t)c->mem_used,
+			 "requests", (json_int_t)c->requests, "errors", (json_int_t)c->errors,
+			 "bytes_in", (json_int_t)c->bytes_in, "bytes_out", (json_int_t)c->bytes_out,
+			 "age_ns", (json_int_t)(rt_now_ns() - c->since_ns));
+}
+
+void *nbd_server_status(struct nbd_server *s)
+{
+	json_t *addrs = json_array(), *conns = json_array();
+
+	list_for_each(&s->listeners, n)
+		json_array_append_new(addrs, json_string(container_of(n, struct nbd_listener, node)->addr));
+	list_for_each(&s->conns, n)
+		json_array_append_new(conns, conn_status(container_of(n, struct nbd_conn, node)));
+	return json_pack("{s:o, s:I, s:I, s:I, s:I, s:o}", "addresses", addrs, "max_connections", (json_int_t)s->config.max_conns,
+			 "accepted", (json_int_t)s->accepted, "refused", (json_int_t)s->refused,
+			 "stalled", (json_int_t)s->stalled, "connections", conns);
+}

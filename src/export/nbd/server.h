@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * NBD server: serves volumes to NBD clients over Unix and TCP sockets. The design note is in internal.h.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "blk/volume.h"
+
+struct nbd_server;
+struct nbd_transport;
+
+/* Every 0 stands for the default. */
+struct nbd_server_config {
+	unsigned max_conns;	/* 256 */
+	unsigned max_in_flight;	/* requests of one connection: 512 */
+	unsigned max_requests;	/* requests of one export: 1024 */
+	uint64_t memory;	/* bytes of request data of one export: 128 MiB, at least 64 MiB; a connection gets at most half */
+	uint64_t handshake_ns;	/* a client must finish each option within: 30 s */
+	uint64_t stall_ns;	/* a client that takes or sends nothing for so long loses its connection if others wait for memory: 10 s */
+};
+
+/* `config` may be NULL. Call on the reactor that is to serve. -ENOMEM. */
+int nbd_server_create(const struct nbd_server_config *config, struct nbd_server **ret, struct err *err);
+/* After co_nbd_server_stop(). NULL is fine. */
+void nbd_server_destroy(struct nbd_server *s);
+
+/* The first one added is also the default export, "". `v` stays the caller's and outlives the server. -EEXIST. */
+int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *err);
+
+/*
+ * Listens on "unix:PATH", "HOST:PORT", "[IPV6]:PORT", ":PORT" or "PORT". Without a host the address is loopback; "*" is every address.
+ * A stale Unix socket is replaced, a live one is -EADDRINUSE. Port 0 takes a free one.
+ */
+co_fn int co_nbd_server_listen(struct nbd_server *s, const char *addr, struct err *err);
+
+/*
+ * Accepts nothing more and ends all connections. Requests in flight are answered until `deadline_ns` (rt_now_ns() time); what is left
+ * then is cut. -ETIMEDOUT if requests are still in flight, because a volume hangs: the server must not be destroyed then.
+ */
+co_fn int co_nbd_server_stop(struct nbd_server *s, uint64_t deadline_ns);
+
+/* Serves one client on a transport that is connected already. The server owns `t` from now on, also on failure. -EAGAIN, -EMFILE, -ENOMEM. */
+int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer);
+
+/* json_t object, new reference: addresses, limits, connections. */
+void *nbd_server_status(struct nbd_server *s);
+/* The actual address of the i-th listening socket in the syntax above, with the port that was taken; NULL beyond the last. */
+const char *nbd_server_address(struct nbd_server *s, unsigned i);
+unsigned nbd_server_connections(const struct nbd_server *s);
+
+/* --- Transports: a byte stream to one client. TLS and the fuzz targets have their own. --- */
+
+struct nbd_transport_ops {
+	/* Bytes received into the list, 0 at end of file, -errno. */
+	co_fn ssize_t (*co_recv)(struct nbd_transport *t, struct iovec *iov, int n);
+	/* Bytes taken, at least 1, or -errno. Waits while the client takes nothing. */
+	co_fn ssize_t (*co_send)(struct nbd_transport *t, struct iovec *iov, int n);
+	/* Wakes who waits in the two above, which then see the end: `how` as in shutdown(2). Plain function. */
+	void (*shutdown)(struct nbd_transport *t, int how);
+	/* Closes and frees. */
+	co_fn void (*co_close)(struct nbd_transport *t);
+};
+
+struct nbd_transport {
+	const struct nbd_transport_ops *ops;
+};
+
+/* A connected stream socket. NULL: out of memory (`fd` stays open). */
+struct nbd_transport *nbd_transport_socket(int fd);
