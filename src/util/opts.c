@@ -149,7 +149,7 @@ const char *opts_str(struct opts *o, const char *key)
 static int bad_value(struct err *err, int rc, const char *key, const char *val, const char *wanted)
 {
 	if (rc == -ERANGE)
-		return err_set(err, -EINVAL, "%s=%.64s: too large; %s", key, val, wanted);
+		return err_set(err, -EINVAL, "%s=%.64s: too large; must be %s", key, val, wanted);
 	return err_set(err, -EINVAL, "%s=%.64s: must be %s", key, val, wanted);
 }
 
