@@ -25,7 +25,6 @@
 #pragma once
 
 #include "blk/volume.h"
-#include "export/nbd/proto.h"
 #include "export/nbd/server.h"
 #include "rt/buf.h"
 #include "rt/io.h"
@@ -34,6 +33,7 @@
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/list.h"
+#include "util/nbd_proto.h"
 #include "util/unixsock.h"
 
 #define RBUF_SIZE (64u << 10)	/* receive buffer of a connection, and the longest option that is looked at */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Numbers of the NBD protocol (doc/proto.md of the nbd project, with the extended headers extension). All fields are big-endian.
+ * Numbers of the NBD protocol (doc/proto.md of the nbd project, with its extended headers extension), for the client and the
+ * server. All fields are big-endian.
  */
 #pragma once
 
@@ -71,8 +72,11 @@ enum nbd_option_reply {
 #define NBD_REP_ERR_UNSUP NBD_REP_ERR(1)
 #define NBD_REP_ERR_POLICY NBD_REP_ERR(2)
 #define NBD_REP_ERR_INVALID NBD_REP_ERR(3)
+#define NBD_REP_ERR_PLATFORM NBD_REP_ERR(4)
+#define NBD_REP_ERR_TLS_REQD NBD_REP_ERR(5)
 #define NBD_REP_ERR_UNKNOWN NBD_REP_ERR(6)
 #define NBD_REP_ERR_SHUTDOWN NBD_REP_ERR(7)
+#define NBD_REP_ERR_BLOCK_SIZE_REQD NBD_REP_ERR(8)
 #define NBD_REP_ERR_TOO_BIG NBD_REP_ERR(9)
 #define NBD_REP_ERR_EXT_HEADER_REQD NBD_REP_ERR(10)
 
@@ -110,7 +114,9 @@ enum nbd_chunk {
 	NBD_CHUNK_BLOCK_STATUS = 5,
 	NBD_CHUNK_BLOCK_STATUS_EXT = 6,
 	NBD_CHUNK_ERROR = 0x8001,
+	NBD_CHUNK_ERROR_OFFSET = 0x8002,
 };
+#define NBD_CHUNK_ERROR_BIT 0x8000
 
 /* Errors of replies: errno numbers, fixed by the protocol. */
 enum nbd_error {
