@@ -17,7 +17,8 @@
  *      lack `fua` gets a flush behind the operation from the choke point.
  *  (4) Flush errors are sticky. After a failed flush (or a failed FUA or DSYNC write) the disk cannot know what is stable:
  *      it enters a failed state in which every later flush, FUA and write fails with -EIO until it is opened again. A flush
- *      is never retried and then called a success. -EOPNOTSUPP of a flush below means "nothing volatile": success.
+ *      is never retried and then called a success. -EOPNOTSUPP of a flush below means "nothing volatile": success. A write that finds
+ *      no space (-ENOSPC) or is refused (-EINVAL, -EROFS) is no such failure. A disk that is gone stays -ESHUTDOWN.
  *  (5) Order. Requests in flight together have no order. Overlapping writes in flight together leave each sector with one or
  *      the other; who cares orders them with a range lock. Two requests are ordered only if one was issued after the
  *      other had completed.
@@ -76,14 +77,14 @@ struct disk_extent {
 
 struct disk_limits {
 	uint32_t align;		/* power of two, 1..65536 */
-	uint32_t mem_align;	/* power of two, 1..4096 */
+	uint32_t mem_align;	/* of each segment's base, power of two, 1..4096; above 1 each length is a multiple of `align` too */
 	uint32_t atomic_unit;	/* (6) */
 	uint32_t opt_io;	/* preferred size and alignment of a request; 0: none known */
 	uint32_t max_io;	/* bytes of one op; the choke point splits. 0: no limit */
 	uint64_t max_zero;	/* the same for discard and write zeroes */
 	uint32_t discard_gran;	/* discards are cut to whole multiples of it by the driver; 0: no discard */
-	bool discard_zeroes;
-	bool fast_zero;		/* write zeroes with DISK_FAST will succeed */
+	bool discard_zeroes;	/* the choke point then zeroes edges that are not aligned to `align` */
+	bool fast_zero;		/* write zeroes with DISK_FAST will succeed; if false it is refused above the ops */
 	bool fua;		/* ops honour DISK_FUA themselves */
 	bool volatile_cache;	/* false: every completed write is stable, flush costs nothing */
 	bool multi_conn;	/* informational: always true within one process */
@@ -142,8 +143,14 @@ struct disk {
 	int failed;		/* sticky -errno of promise (4), 0 if well */
 	unsigned in_flight;
 	struct disk_counters count;
+	/* read-modify-write, see blk/internal.h */
 	struct co_rangelock rmw_lock;
-	void *trace_arg;	/* test hook: called before an op is handed to the driver */
+	struct list writes;
+	unsigned rmw_active;
+	struct co_queue rmw_drain;
+	void *reserve;		/* bounce buffer of last resort */
+	struct co_mutex reserve_lock;
+	void *trace_arg;	/* test hook: called before an op is handed to the driver; what it returns but 0 is the op's result */
 	int (*trace)(void *arg, struct disk *d, enum disk_op op, uint64_t off, uint64_t len, unsigned flags);
 };
 
