@@ -61,6 +61,7 @@ struct powercut_dev_config {
 	bool no_zero;		/* lacks write-zeroes: the choke point writes a buffer */
 	bool discard_keeps;	/* discarded data reads as before or as zeroes, at random; limits.discard_zeroes is false */
 	bool write_through;	/* no volatile cache: stable at completion; flushes cost nothing and count nonetheless */
+	bool lazy_stamp;	/* a cut may turn the stamp back to the last open or restart: fdatasync(2) does not write mtime */
 	bool no_mark;		/* marks and stamps are -ENOTSUP, as on a block device */
 };
 
@@ -86,8 +87,10 @@ void powercut_cut(struct powercut *p);
 /* What a cut does is decided by this seed rather than by the run: many cuts of one run. Before the cut. */
 void powercut_seed_cut(struct powercut *p, uint64_t seed);
 bool powercut_is_off(const struct powercut *p);
-/* Power on again: counters 0, nothing armed, no hook, device failures cleared; cuts first if the power is on. All disks must be closed (tears down no coroutine). */
+/* Power on again: counters 0, nothing armed, no hook, device failures cleared; cuts first if the power is on. All disks must be closed. */
 void powercut_restart(struct powercut *p, uint64_t seed);
+/* Where the coroutines that had disks open were abandoned (rt_sim_stop()): forgets what is in flight and frees the disks. After the cut, before their stacks are reused. */
+void powercut_abandon(struct powercut *p);
 /*
  * A new supply as `p` would be after a cut at this instant and a restart, `p` being left alone: same devices (by name and order of
  * creation), power on, all disks closed, nothing armed. Plain function, also from a hook. Costs what is volatile now.
