@@ -12,11 +12,11 @@
  * Invariants
  *  (1) The stream stays in step: for every request whose header was accepted exactly the announced payload is consumed, whatever its fate; where
  *      that would take more than DISCARD_MAX the connection ends.
- *  (2) A connection has at most config.max_in_flight requests and half of its export's memory; an export has its own pools of request structs and
- *      memory, so that a volume that hangs pins only its own. Who lacks any of them waits in the receiver and reads no further: the client
- *      is slowed by its own socket.
+ *  (2) A connection has at most config.max_in_flight requests; an export has its own pools of request structs and memory, so that a volume that
+ *      hangs pins only its own. Who lacks any of them waits in the receiver and reads no further: the client is slowed by its own socket. How the
+ *      connections of an export share its memory is in memory.c.
  *  (3) Only the receiver waits for request memory, and it holds none then, so waiting ends when requests end. A request waits only for its volume and its
- *      client; a client that takes or sends nothing loses the connection when others wait for memory (watchdog in server.c).
+ *      client; a client that takes or sends nothing loses the connection when others wait for memory (watchdog in memory.c).
  *  (4) A connection is freed by its receiver after in_flight has fallen to 0; so requests never see a connection go away.
  *  (5) After the first send error `dead` is set, replies are dropped and the receiver ends.
  *
@@ -53,8 +53,9 @@ struct nbd_export {
 	struct list free;	/* requests */
 	struct rt_bufpool *pool;
 	struct co_queue wait;	/* receivers that found no free request */
-	unsigned mem_waiters;
-	struct rt_timer watchdog; /* armed while mem_waiters */
+	struct list mem_waiters; /* struct mem_waiter, in order of arrival */
+	struct co_queue mem_wait;
+	struct rt_timer watchdog; /* armed while there are mem_waiters */
 };
 
 struct nbd_listener {
@@ -99,7 +100,7 @@ struct nbd_conn {
 	/* requests */
 	unsigned in_flight;
 	uint64_t mem_used;
-	struct co_queue idle;	/* the receiver waits here for in_flight or mem_used to fall */
+	struct co_queue idle;	/* the receiver waits here for in_flight to fall */
 	/* sending */
 	struct list sendq;
 	bool sending;
@@ -122,12 +123,12 @@ struct nbd_server {
 };
 
 /* handshake.c: 0 when transmission begins; otherwise the connection ends. */
-co_fn int co_nbd_handshake(struct nbd_conn *c);
+co_fn int co_conn_handshake(struct nbd_conn *c);
 /* The export of that name, or NULL. */
-struct nbd_export *nbd_find_export(struct nbd_server *s, const void *name, size_t len);
+struct nbd_export *export_find(struct nbd_server *s, const void *name, size_t len);
 
 /* receive.c: until the client leaves, or an error. Returns with nothing in flight. */
-co_fn void co_nbd_receive(struct nbd_conn *c);
+co_fn void co_conn_receive(struct nbd_conn *c);
 /* At least `need` (<= RBUF_SIZE) bytes at rbuf + rpos: 0, -ECONNRESET at end of file, -errno. */
 co_fn int co_conn_fill(struct nbd_conn *c, uint32_t need);
 /* Consumes `len` bytes unseen. */
@@ -136,16 +137,19 @@ co_fn int co_conn_skip(struct nbd_conn *c, uint64_t len);
 co_fn int co_conn_send(struct nbd_conn *c, struct iovec *iov, int n);
 
 /* request.c: coroutine entry, `arg` is a struct nbd_request. Carries out, replies and frees. */
-co_fn void co_nbd_request(void *arg);
+co_fn void co_request_main(void *arg);
 
 /* send.c */
-co_fn void co_nbd_reply(struct nbd_request *r);	/* queues head and data, and sends if nobody else does */
+co_fn void co_request_reply(struct nbd_request *r);	/* queues head and data, and sends if nobody else does */
 
-/* server.c */
+/* memory.c */
+void export_memory_init(struct nbd_export *e);
 co_fn struct nbd_request *co_request_get(struct nbd_conn *c); /* NULL: the connection is dead */
 co_fn void *co_request_buf(struct nbd_request *r, uint32_t len); /* sets r->buf; NULL: the connection is dead */
-void nbd_request_put(struct nbd_request *r);
-void nbd_conn_kill(struct nbd_conn *c);	/* (5) */
+void request_put(struct nbd_request *r);
+
+/* server.c */
+void conn_kill(struct nbd_conn *c);	/* (5) */
 
 /* listen.c */
-void nbd_listener_close(struct nbd_listener *l);	/* frees; after its acceptor has ended */
+void listener_close(struct nbd_listener *l);	/* frees; after its acceptor has ended */

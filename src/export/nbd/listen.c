@@ -13,7 +13,7 @@
 
 #include "util/log.h"
 
-#define BACKLOG 128
+#define BACKLOG 1024
 
 /* --- Socket transport --- */
 
@@ -156,7 +156,7 @@ static co_fn void co_accept_main(void *arg)
 
 /* --- Listen --- */
 
-void nbd_listener_close(struct nbd_listener *l)
+void listener_close(struct nbd_listener *l)
 {
 	if (l->is_unix)
 		unix_unlisten(&l->sock);
@@ -183,7 +183,7 @@ static int start_listener(struct nbd_server *s, const struct unix_listener *sock
 	list_init(&l->node);
 	ret = co_spawn("nbd accept", co_accept_main, l);
 	if (ret < 0) {
-		nbd_listener_close(l);
+		listener_close(l);
 		return err_errno(err, ret, "%s: cannot listen", addr);
 	}
 	s->acceptors++;

@@ -214,20 +214,20 @@ static co_fn int co_next_request(struct nbd_conn *c)
 		goto fail;
 
 	/* An empty pool of coroutines: wait for one of our own requests to end. The last resort keeps a connection going that has none. */
-	while (co_spawn("nbd request", co_nbd_request, r) < 0) {
+	while (co_spawn("nbd request", co_request_main, r) < 0) {
 		if (c->in_flight == 1) {
-			co_nbd_request(r);
+			co_request_main(r);
 			break;
 		}
 		co_queue_wait(&c->idle, "a free coroutine");
 	}
 	return 0;
 fail:
-	nbd_request_put(r);
+	request_put(r);
 	return ret;
 }
 
-co_fn void co_nbd_receive(struct nbd_conn *c)
+co_fn void co_conn_receive(struct nbd_conn *c)
 {
 	while (!c->closing && !co_next_request(c))
 		;

@@ -271,13 +271,13 @@ static int check(struct nbd_request *r)
 	return 0;
 }
 
-co_fn void co_nbd_request(void *arg)
+co_fn void co_request_main(void *arg)
 {
 	struct nbd_request *r = arg;
 
 	if (check(r)) {
 		reply_error(r, r->refuse, r->why);
-		co_nbd_reply(r);
+		co_request_reply(r);
 		return;
 	}
 	switch (r->type) {
@@ -303,5 +303,5 @@ co_fn void co_nbd_request(void *arg)
 		co_block_status(r);
 		break;
 	}
-	co_nbd_reply(r);
+	co_request_reply(r);
 }

@@ -36,7 +36,7 @@ co_fn int co_conn_send(struct nbd_conn *c, struct iovec *iov, int n)
 		ret = c->t->ops->co_send(c->t, iov + i, n - i);
 		c->send_since_ns = 0;
 		if (ret < 0) {
-			nbd_conn_kill(c);
+			conn_kill(c);
 			break;
 		}
 		c->sends++;
@@ -63,7 +63,7 @@ static int gather(struct nbd_conn *c, struct list *batch, struct iovec *iov)
 	return n;
 }
 
-co_fn void co_nbd_reply(struct nbd_request *r)
+co_fn void co_request_reply(struct nbd_request *r)
 {
 	struct nbd_conn *c = r->conn;
 	struct iovec iov[SEND_IOV];
@@ -81,7 +81,7 @@ co_fn void co_nbd_reply(struct nbd_request *r)
 		co_conn_send(c, iov, n);
 		list_for_each_safe(&batch, node) {
 			list_del(node);
-			nbd_request_put(container_of(node, struct nbd_request, node));
+			request_put(container_of(node, struct nbd_request, node));
 		}
 	}
 	c->sending = false;

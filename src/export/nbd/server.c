@@ -64,7 +64,7 @@ int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *er
 	struct nbd_export *e;
 	int ret;
 
-	if (nbd_find_export(s, v->name, strlen(v->name)))
+	if (export_find(s, v->name, strlen(v->name)))
 		return err_set(err, -EEXIST, "export name '%s' is used twice; give each disk its own with --name", v->name);
 	if (strlen(v->name) > NBD_STRING_MAX)
 		return err_set(err, -EINVAL, "export name is longer than %d bytes", NBD_STRING_MAX);
@@ -73,8 +73,7 @@ int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *er
 		return err_set(err, -ENOMEM, "export '%s': out of memory", v->name);
 	e->s = s;
 	e->v = v;
-	co_queue_init(&e->wait);
-	list_init(&e->free);
+	export_memory_init(e);
 	list_init(&e->node);
 	e->slab = calloc(s->config.max_requests, sizeof(*e->slab));
 	ret = e->slab ? rt_bufpool_create(rt_self(), s->config.memory, &e->pool, err)
@@ -89,7 +88,7 @@ int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *er
 	return 0;
 }
 
-struct nbd_export *nbd_find_export(struct nbd_server *s, const void *name, size_t len)
+struct nbd_export *export_find(struct nbd_server *s, const void *name, size_t len)
 {
 	if (!len)
 		return list_first(&s->exports, struct nbd_export, node);
@@ -102,109 +101,19 @@ struct nbd_export *nbd_find_export(struct nbd_server *s, const void *name, size_
 	return NULL;
 }
 
-/* --- Request structs and request memory: invariants (2) and (3) --- */
-
-co_fn struct nbd_request *co_request_get(struct nbd_conn *c)
-{
-	struct nbd_export *e = c->exp;
-	struct nbd_request *r;
-
-	for (;;) {
-		if (c->dead)
-			return NULL;
-		if (c->in_flight >= c->s->config.max_in_flight)
-			co_queue_wait(&c->idle, "in-flight limit of the connection");
-		else if (list_empty(&e->free))
-			co_queue_wait(&e->wait, "in-flight limit of the export");
-		else
-			break;
-	}
-	r = list_first(&e->free, struct nbd_request, node);
-	list_del(&r->node);
-	r->conn = c;
-	r->buf = NULL;
-	r->buf_charge = r->payload = r->head_len = r->data_len = 0;
-	r->refuse = 0;
-	r->why = NULL;
-	c->in_flight++;
-	return r;
-}
-
-static void watchdog_fired(struct rt_timer *t)
-{
-	struct nbd_export *e = container_of(t, struct nbd_export, watchdog);
-	uint64_t now = rt_now_ns();
-
-	if (!e->mem_waiters)
-		return;
-	list_for_each_safe(&e->s->conns, n) {
-		struct nbd_conn *c = container_of(n, struct nbd_conn, node);
-		uint64_t since = c->send_since_ns ? c->send_since_ns : c->recv_since_ns;
-
-		if (c->exp != e || c->dead || !c->mem_used || !since || now - since < e->s->config.stall_ns)
-			continue;
-		log_warn("NBD client %s: cut off; it %s nothing for %u s while others wait for request memory of '%s'", c->peer,
-			 c->send_since_ns ? "takes" : "sends", (unsigned)((now - since) / 1000000000), e->v->name);
-		e->s->stalled++;
-		nbd_conn_kill(c);
-	}
-	rt_timer_arm(t, now + max(e->s->config.stall_ns / 4, 1000000ull), watchdog_fired);
-}
-
-co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
-{
-	struct nbd_conn *c = r->conn;
-	struct nbd_export *e = c->exp;
-	uint32_t charge = RT_BUF_ALIGN;
-
-	while (charge < len)
-		charge <<= 1;
-	while (c->mem_used && c->mem_used + charge > c->s->config.memory / 2 && !c->dead)
-		co_queue_wait(&c->idle, "request memory of the connection");
-	if (c->dead)
-		return NULL;
-	r->buf = rt_buf_tryget(e->pool, len);
-	if (!r->buf) {
-		if (!e->mem_waiters++)
-			rt_timer_arm(&e->watchdog, rt_now_ns() + max(c->s->config.stall_ns / 4, 1000000ull), watchdog_fired);
-		r->buf = co_buf_get(e->pool, len);
-		e->mem_waiters--;
-	}
-	r->buf_charge = charge;
-	c->mem_used += charge;
-	return r->buf;
-}
-
-void nbd_request_put(struct nbd_request *r)
-{
-	struct nbd_conn *c = r->conn;
-	struct nbd_export *e = c->exp;
-
-	if (r->buf) {
-		rt_buf_put(e->pool, r->buf);
-		r->buf = NULL;
-		c->mem_used -= r->buf_charge;
-	}
-	list_add_head(&e->free, &r->node);
-	c->in_flight--;
-	if (!co_queue_is_empty(&c->idle))
-		co_queue_wake_all(&c->idle);
-	if (!co_queue_is_empty(&e->wait))
-		co_queue_wake_one(&e->wait);
-}
-
 /* --- Connections --- */
 
-void nbd_conn_kill(struct nbd_conn *c)
+void conn_kill(struct nbd_conn *c)
 {
 	if (c->dead)
 		return;
 	c->dead = c->closing = true;
 	c->t->ops->shutdown(c->t, SHUT_RDWR);
 	co_queue_wake_all(&c->idle);
-	/* It may be the receiver that the queue would wake last; all look again. */
-	if (c->exp)
+	if (c->exp) {
 		co_queue_wake_all(&c->exp->wait);
+		co_queue_wake_all(&c->exp->mem_wait);
+	}
 }
 
 static void handshake_timeout(struct rt_timer *t)
@@ -212,7 +121,7 @@ static void handshake_timeout(struct rt_timer *t)
 	struct nbd_conn *c = container_of(t, struct nbd_conn, timer);
 
 	log_debug("NBD client %s: says nothing", c->peer);
-	nbd_conn_kill(c);
+	conn_kill(c);
 }
 
 static co_fn void co_conn_main(void *arg)
@@ -220,11 +129,11 @@ static co_fn void co_conn_main(void *arg)
 	struct nbd_conn *c = arg;
 	struct nbd_server *s = c->s;
 
-	if (!s->stopping && !co_nbd_handshake(c)) {
+	if (!s->stopping && !co_conn_handshake(c)) {
 		rt_timer_cancel(&c->timer);
 		c->transmission = true;
 		log_debug("NBD client %s: uses '%s'", c->peer, c->exp->v->name);
-		co_nbd_receive(c);
+		co_conn_receive(c);
 	}
 	rt_timer_cancel(&c->timer);
 	log_debug("NBD client %s: gone", c->peer);
@@ -243,7 +152,7 @@ static bool evict_handshake(struct nbd_server *s)
 		struct nbd_conn *c = container_of(n, struct nbd_conn, node);
 
 		if (!c->transmission && !c->dead) {
-			nbd_conn_kill(c);
+			conn_kill(c);
 			return true;
 		}
 	}
@@ -326,14 +235,14 @@ co_fn int co_nbd_server_stop(struct nbd_server *s, uint64_t deadline_ns)
 	while ((s->nconns || s->acceptors) && co_queue_wait_until(&s->stop_q, deadline_ns, "NBD clients' last replies"))
 		;
 	list_for_each_safe(&s->conns, n)
-		nbd_conn_kill(container_of(n, struct nbd_conn, node));
+		conn_kill(container_of(n, struct nbd_conn, node));
 	deadline_ns += 50 * 1000000ull;
 	while ((s->nconns || s->acceptors) && co_queue_wait_until(&s->stop_q, deadline_ns, "NBD connections to end"))
 		;
 	if (s->acceptors)
 		return -ETIMEDOUT;
 	list_for_each_safe(&s->listeners, n)
-		nbd_listener_close(container_of(n, struct nbd_listener, node));
+		listener_close(container_of(n, struct nbd_listener, node));
 	return s->nconns ? -ETIMEDOUT : 0;
 }
 
