@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT */
+/* weir serve: options to configuration. */
+#include "cli/cli.h"
+
+#include "daemon/serve.h"
+#include "util/err.h"
+
+static const char *const aio_names[] = { "io_uring", "native", "threads", NULL };
+static const char *const cache_names[] = { "none", "writeback", "writethrough", "directsync", "unsafe", NULL };
+static const char *const logmode_names[] = { "flush", "write", NULL };
+static const char *const destage_names[] = { "merged", "ordered", NULL };
+static const char *const sync_names[] = { "standard", "always", "disabled", NULL };
+
+int cli_serve(int argc, char **argv)
+{
+	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 };
+	struct serve_config c = { 0 };
+	struct err err = ERR_INIT;
+	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD;
+	uint64_t poll_us = 0;
+	const struct cli_opt opts[] = {
+		CLI_LIST("log", 0, "DEVICE", &logs),
+		CLI_LIST("nbd", 0, "ADDRESS", &nbd),
+		CLI_LIST("name", 0, "NAME", &names),
+		CLI_FLAG("read-only", 'r', &c.graph.read_only),
+		CLI_ENUM("aio", 0, aio_names, &aio),
+		CLI_ENUM("cache", 0, cache_names, &cache),
+		CLI_ENUM("logmode", 0, logmode_names, &logmode),
+		CLI_ENUM("destage", 0, destage_names, &destage),
+		CLI_ENUM("sync", 0, sync_names, &sync),
+		CLI_SIZE("quota", 0, "SIZE", &c.graph.volume.quota, 1 << 20, INT64_MAX),
+		CLI_SIZE("memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
+		CLI_STR("control", 0, "PATH", &c.control),
+		CLI_FLAG("drain", 0, &c.drain),
+		CLI_U64("poll-us", 0, "MICROSECONDS", &poll_us, 0, 1000000),
+		CLI_FLAG("discard-log", 0, &c.graph.volume.discard_log),
+		CLI_FLAG("force-replay", 0, &c.graph.volume.force_replay),
+		CLI_END
+	};
+	char **disks = cli_parse("serve", opts, "DISK...", argc, argv);
+
+	if (!nbd.n)
+		cli_usage("serve", "nothing would be served: give --nbd unix:PATH or --nbd HOST:PORT");
+	if (!logs.n && (c.drain || c.graph.volume.discard_log || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
+		cli_usage("serve", "--drain, --discard-log, --force-replay, --quota and --memory concern a log: give --log DEVICE");
+	while (disks[c.graph.ndisks])
+		c.graph.ndisks++;
+	c.graph.disks = (const char *const *)disks;
+	c.graph.names = names.v;
+	c.graph.nnames = names.n;
+	c.graph.logs = logs.v;
+	c.graph.nlogs = logs.n;
+	c.graph.sync = sync;
+	c.graph.log.read_only = c.graph.read_only;
+	c.graph.volume.mode = logmode;
+	c.graph.volume.destage = destage;
+	c.nbd = nbd.v;
+	c.nnbd = nbd.n;
+	c.aio = aio < 0 ? NULL : aio_names[aio];
+	c.cache = cache < 0 ? NULL : cache_names[cache];
+	c.poll_ns = poll_us * 1000;
+	return serve_run(&c, &err) < 0 ? cli_fail("serve", &err) : 0;
+}

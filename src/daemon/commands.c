@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Control socket: the commands. Only `drain` waits for a volume.
+ */
+#include "daemon/control.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/internal.h"
+#include "export/nbd/server.h"
+#include "daemon/no_wlog.h"
+#include "util/bytes.h"
+#include "util/err.h"
+
+#define DEPTH_MAX 8		/* of a request; jansson recurses, and a coroutine's stack is small */
+#define PROGRESS_NS (500 * 1000000ull)
+
+/* Where the answers of one request go. */
+struct answer {
+	struct serve *s;
+	const json_t *id;	/* NULL: the request has none */
+	int (*co_send)(void *arg, const char *text, size_t len);
+	void *arg;
+};
+
+/* Takes over `obj`, which may be NULL after a failed allocation. */
+static co_fn int co_answer(struct answer *a, json_t *obj)
+{
+	char *text;
+	int ret;
+
+	if (obj && a->id)
+		json_object_set(obj, "id", (json_t *)a->id);
+	text = obj ? json_dumps(obj, JSON_COMPACT) : NULL;
+	json_decref(obj);
+	if (!text)
+		return -ENOMEM;
+	ret = a->co_send(a->arg, text, strlen(text));
+	free(text);
+	return ret;
+}
+
+static co_fn int co_answer_ok(struct answer *a, json_t *result)
+{
+	return co_answer(a, json_pack("{s:b, s:o}", "ok", 1, "result", result ? result : json_object()));
+}
+
+static co_fn int co_answer_error(struct answer *a, const char *fmt, const char *what)
+{
+	json_t *obj = json_pack("{s:b}", "ok", 0);
+	json_t *text = what ? json_sprintf(fmt, what) : json_string(fmt);
+
+	/* The text may hold what is no UTF-8. */
+	json_object_set_new(obj, "error", text ? text : json_string("malformed request"));
+	return co_answer(a, obj);
+}
+
+/* --- Facts --- */
+
+static json_t *each_volume(struct serve *s, void *(*fn)(struct volume *))
+{
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < s->graph.n; i++)
+		json_array_append_new(list, fn(s->graph.volumes[i]));
+	return list;
+}
+
+static co_fn int co_status(struct answer *a, json_t *args)
+{
+	struct serve *s = a->s;
+	json_t *r = json_pack("{s:s, s:I, s:s}", "version", WEIR_VERSION, "pid", (json_int_t)getpid(),
+			      "state", s->stop ? "stopping" : "serving");
+
+	json_object_set_new(r, "volumes", each_volume(s, volume_status));
+	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
+	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());
+	return co_answer_ok(a, r);
+}
+
+static co_fn int co_stats(struct answer *a, json_t *args)
+{
+	struct rt_stats st;
+	json_t *r = json_object();
+
+	rt_get_stats(a->s->rt, &st);
+	json_object_set_new(r, "volumes", each_volume(a->s, volume_stats));
+	json_object_set_new(r, "runtime", json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+		"turns", (json_int_t)st.turns, "switches", (json_int_t)st.switches, "ring_enters", (json_int_t)st.ring_enters,
+		"sqes", (json_int_t)st.sqes, "cqes", (json_int_t)st.cqes, "posts", (json_int_t)st.posts,
+		"offloads", (json_int_t)st.offloads, "spawned", (json_int_t)st.spawned,
+		"coroutines", (json_int_t)st.coroutines_now, "coroutines_peak", (json_int_t)st.coroutines_peak));
+	return co_answer_ok(a, r);
+}
+
+#define TASKS_MAX 4096
+
+static void add_task(const struct rt_task_info *t, void *arg)
+{
+	if (json_array_size(arg) < TASKS_MAX)
+		json_array_append_new(arg, json_pack("{s:s?, s:s?, s:I}", "name", t->name, "waits_for", t->why,
+						     "since_ns", (json_int_t)t->since_ns));
+}
+
+static co_fn int co_tasks(struct answer *a, json_t *args)
+{
+	json_t *tasks = json_array();
+
+	rt_for_each_task(a->s->rt, add_task, tasks);
+	return co_answer_ok(a, json_pack("{s:o}", "tasks", tasks));
+}
+
+/* --- Drain --- */
+
+/* The drain is a coroutine of its own; this one tells its client how far it has got. */
+struct drain {
+	struct serve *s;
+	struct disk *volume;	/* NULL: all */
+	bool cancel, done;
+	unsigned users;
+	int result;
+	uint64_t at, total;
+	struct co_queue q;
+};
+
+static void drain_put(struct drain *d)
+{
+	if (!--d->users)
+		free(d);
+}
+
+static void drain_progress(void *arg, uint64_t done, uint64_t total)
+{
+	struct drain *d = arg;
+
+	d->at = done;
+	d->total = total;
+}
+
+static co_fn void co_drain_main(void *arg)
+{
+	struct drain *d = arg;
+
+	if (d->volume)
+		d->result = co_wlog_drain_volume(d->volume, &d->cancel);
+	else
+		d->result = co_wlog_drain(d->s->graph.log, drain_progress, d, &d->cancel);
+	d->done = true;
+	co_queue_wake_all(&d->q);
+	drain_put(d);
+}
+
+static co_fn int co_watch_drain(struct answer *a, struct drain *d)
+{
+	int ret = 0;
+
+	while (!d->done && !ret) {
+		co_queue_wait_until(&d->q, rt_now_ns() + PROGRESS_NS, "a drain");
+		if (a->s->stop)
+			d->cancel = true;
+		if (!d->done && d->total)
+			ret = co_answer(a, json_pack("{s:{s:I, s:I}}", "progress", "done", (json_int_t)d->at,
+						     "total", (json_int_t)d->total));
+	}
+	d->cancel = true;	/* the client is gone */
+	if (ret < 0)
+		return ret;
+	if (d->result == -ECANCELED)
+		return co_answer_error(a, "the drain was cancelled; what is left stays safe in the log", NULL);
+	if (d->result < 0)
+		return co_answer_error(a, "the drain failed: %s; what is left stays safe in the log", strerror(-d->result));
+	return co_answer_ok(a, NULL);
+}
+
+static co_fn int co_drain(struct answer *a, json_t *args)
+{
+	const char *name = json_string_value(json_object_get(args, "volume"));
+	struct volume *v = name ? graph_find(&a->s->graph, name) : NULL;
+	struct drain *d;
+	int ret;
+
+	if (!a->s->graph.log)
+		return co_answer_error(a, "there is no log", NULL);
+	if (name && !v)
+		return co_answer_error(a, "there is no volume '%s'", name);
+	if (a->s->stop)
+		return co_answer_error(a, "the server is stopping", NULL);
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return -ENOMEM;
+	d->s = a->s;
+	d->volume = v ? v->disk : NULL;
+	d->users = 2;
+	co_queue_init(&d->q);
+	if (co_spawn("drain", co_drain_main, d) < 0) {
+		free(d);
+		return co_answer_error(a, "too much is going on; try again", NULL);
+	}
+	ret = co_watch_drain(a, d);
+	drain_put(d);
+	return ret;
+}
+
+/* --- The rest --- */
+
+static co_fn int co_shutdown(struct answer *a, json_t *args)
+{
+	bool drain = json_is_true(json_object_get(args, "drain"));
+	int ret = co_answer_ok(a, NULL);
+
+	serve_stop(a->s, drain);
+	return ret;
+}
+
+static co_fn int co_help(struct answer *a, json_t *args);
+
+static const struct command {
+	const char *name, *help;
+	const char *args;	/* names of the arguments it takes, in one string */
+	co_fn int (*co_run)(struct answer *a, json_t *args);
+} commands[] = {
+	{ "status", "volumes, log, clients", "", co_status },
+	{ "stats", "counters and latencies", "", co_stats },
+	{ "tasks", "what each coroutine waits for, and since when", "", co_tasks },
+	{ "drain", "write everything dirty to the images; \"volume\": only that one", "volume", co_drain },
+	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },
+	{ "help", "this list", "", co_help },
+};
+
+static co_fn int co_help(struct answer *a, json_t *args)
+{
+	json_t *r = json_object();
+
+	for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
+		json_object_set_new(r, commands[i].name, json_string(commands[i].help));
+	return co_answer_ok(a, r);
+}
+
+/* The first key that the command does not know, or NULL. */
+static const char *unknown_key(const struct command *c, json_t *args)
+{
+	const char *key;
+	json_t *value;
+
+	json_object_foreach(args, key, value)
+		if (strcmp(key, "command") && strcmp(key, "id") && (!*c->args || strcmp(key, c->args)))
+			return key;
+	return NULL;
+}
+
+/* Nesting deeper than DEPTH_MAX outside of strings. */
+static bool too_deep(const char *p, size_t len)
+{
+	bool string = false;
+	int depth = 0;
+
+	for (size_t i = 0; i < len; i++) {
+		if (string) {
+			if (p[i] == '\\')
+				i++;
+			else if (p[i] == '"')
+				string = false;
+		} else if (p[i] == '"') {
+			string = true;
+		} else if (p[i] == '{' || p[i] == '[') {
+			if (++depth > DEPTH_MAX)
+				return true;
+		} else if (p[i] == '}' || p[i] == ']') {
+			depth--;
+		}
+	}
+	return false;
+}
+
+static co_fn int co_run_command(struct answer *a, json_t *req)
+{
+	const char *name = json_string_value(json_object_get(req, "command")), *key;
+
+	if (!json_is_object(req))
+		return co_answer_error(a, "a request is a JSON object", NULL);
+	if (!name)
+		return co_answer_error(a, "the request lacks \"command\"; {\"command\": \"help\"} lists them", NULL);
+	for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+		if (strcmp(name, commands[i].name))
+			continue;
+		key = unknown_key(&commands[i], req);
+		if (key)
+			return co_answer_error(a, "the command takes no \"%s\"", key);
+		return commands[i].co_run(a, req);
+	}
+	return co_answer_error(a, "unknown command '%s'; {\"command\": \"help\"} lists them", name);
+}
+
+co_fn int co_control_request(struct serve *s, const char *line, size_t len, int (*co_send)(void *arg, const char *text, size_t len), void *arg)
+{
+	struct answer a = { .s = s, .co_send = co_send, .arg = arg };
+	json_error_t error;
+	json_t *req;
+	int ret;
+
+	while (len && (line[len - 1] == '\r' || line[len - 1] == ' '))
+		len--;
+	if (!len)
+		return 0;
+	if (too_deep(line, len))
+		return co_answer_error(&a, "the request is nested too deeply", NULL);
+	req = json_loadb(line, len, JSON_REJECT_DUPLICATES, &error);
+	if (!req)
+		return co_answer_error(&a, "not JSON: %s", error.text);
+	a.id = json_object_get(req, "id");
+	ret = co_run_command(&a, req);
+	json_decref(req);
+	return ret;
+}

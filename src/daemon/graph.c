@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: MIT */
+/* The graph of the volumes that one process serves. */
+#include "daemon/graph.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "blk/spec.h"
+#include "daemon/no_wlog.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "util/log.h"
+
+int graph_default_name(const char *disk, char *buf, size_t size, struct err *err)
+{
+	struct disk_spec *spec, *s;
+	const char *base;
+	int ret = disk_spec_parse(disk, &spec, err);
+
+	if (ret < 0)
+		return ret;
+	for (s = spec; s->inner; s = s->inner)
+		;
+	base = strrchr(s->rest, '/');
+	base = base ? base + 1 : s->rest;
+	/* "mem:1G" has no path: its rest is a size. */
+	if (!strcmp(s->driver, "mem") || !strcmp(s->driver, "null") || !*base)
+		base = s->driver;
+	snprintf(buf, size, "%.*s", (int)min(size - 1, (size_t)WLOG_NAME_MAX), base);
+	disk_spec_free(spec);
+	return 0;
+}
+
+struct volume *graph_find(const struct graph *g, const char *name)
+{
+	for (unsigned i = 0; i < g->n; i++)
+		if (!strcmp(g->volumes[i]->name, name))
+			return g->volumes[i];
+	return NULL;
+}
+
+static co_fn int co_open_log(struct graph *g, const struct graph_config *c, struct err *err)
+{
+	struct disk *dev[WLOG_MAX_DEVICES] = { NULL };
+	unsigned n = 0;
+	int ret = 0;
+
+	while (n < c->nlogs && !ret) {
+		ret = co_disk_open(c->logs[n], DISK_OPEN_RDWR | DISK_OPEN_LOG, &dev[n], err);
+		if (ret < 0)
+			err_prefix(err, "log");
+		else
+			n++;
+	}
+	if (!ret)
+		ret = co_wlog_open(dev, n, &c->log, &g->log, err);
+	if (ret < 0)
+		while (n)
+			co_disk_close(dev[--n]);
+	return ret;
+}
+
+/* A name goes into messages, the log and the protocol. */
+static int check_name(const struct graph *g, const char *name, struct err *err)
+{
+	if (!*name || strlen(name) > WLOG_NAME_MAX)
+		return err_set(err, -EINVAL, "'%s': a volume's name has 1 to %d bytes; choose one with --name", name, WLOG_NAME_MAX);
+	for (const char *p = name; *p; p++)
+		if ((unsigned char)*p < ' ' || *p == 0x7f)
+			return err_set(err, -EINVAL, "a volume's name has no control characters; choose one with --name");
+	if (graph_find(g, name))
+		return err_set(err, -EEXIST, "two volumes are called '%s'; tell them apart with one --name for each disk, in their order", name);
+	return 0;
+}
+
+static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, unsigned i, struct err *err)
+{
+	char name[WLOG_NAME_MAX + 1];
+	struct disk *disk = NULL, *top;
+	int ret;
+
+	if (i < c->nnames)
+		ret = check_name(g, c->names[i], err) ? err->code : snprintf(name, sizeof(name), "%s", c->names[i]);
+	else
+		ret = graph_default_name(c->disks[i], name, sizeof(name), err);
+	if (ret >= 0 && i >= c->nnames)
+		ret = check_name(g, name, err);
+	if (ret >= 0)
+		ret = co_disk_open(c->disks[i], c->read_only ? 0 : DISK_OPEN_RDWR, &disk, err);
+	if (ret < 0)
+		return ret;
+	if (g->log) {
+		ret = co_wlog_attach(g->log, name, disk, &c->volume, &top, err);
+		if (ret < 0)
+			goto fail;
+		disk = top;
+	}
+	ret = volume_create(name, disk, &g->volumes[g->n], err);
+	if (ret < 0)
+		goto fail;
+	g->volumes[g->n]->sync = c->sync;
+	g->volumes[g->n]->read_only = c->read_only || disk->read_only;
+	g->n++;
+	return 0;
+fail:
+	co_disk_close(disk);
+	return ret;
+}
+
+co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct err *err)
+{
+	int ret = 0;
+
+	*g = (struct graph){ 0 };
+	if (c->ndisks > GRAPH_MAX_VOLUMES)
+		return err_set(err, -E2BIG, "at most %d disks can be served by one process", GRAPH_MAX_VOLUMES);
+	if (c->nnames > c->ndisks)
+		return err_set(err, -EINVAL, "there are more names (--name) than disks");
+	if (c->nlogs && !co_wlog_open)
+		return err_set(err, -ENOTSUP, "this build has no write log");
+	if (c->nlogs > WLOG_MAX_DEVICES)
+		return err_set(err, -EINVAL, "at most %d log devices can be given; two mirror each other", WLOG_MAX_DEVICES);
+	if (c->nlogs)
+		ret = co_open_log(g, c, err);
+	for (unsigned i = 0; i < c->ndisks && !ret; i++)
+		ret = co_open_volume(g, c, i, err);
+	if (ret < 0)
+		co_graph_close(g);
+	return ret;
+}
+
+co_fn int co_graph_close(struct graph *g)
+{
+	int ret = 0;
+
+	while (g->n) {
+		co_volume_destroy(g->volumes[--g->n]);
+		g->volumes[g->n] = NULL;
+	}
+	if (g->log) {
+		ret = co_wlog_close(g->log);
+		if (ret < 0)
+			log_error("the log could not be closed: %s; it is recovered when it is opened next", strerror(-ret));
+		g->log = NULL;
+	}
+	return ret;
+}
+
+void graph_cancel(struct graph *g)
+{
+	for (unsigned i = 0; i < g->n; i++)
+		disk_cancel(g->volumes[i]->disk);
+}
+
+/* --- Commit --- */
+
+/* On the heap: a volume that hangs comes back after the caller has given up, or never. */
+struct commit {
+	unsigned users, pending;
+	bool done[GRAPH_MAX_VOLUMES];
+	int error;
+	struct co_queue q;
+	struct commit_one {
+		struct commit *c;
+		struct volume *v;
+		unsigned i;
+	} one[GRAPH_MAX_VOLUMES];
+};
+
+static void commit_put(struct commit *c)
+{
+	if (!--c->users)
+		free(c);
+}
+
+static co_fn void co_commit_one(void *arg)
+{
+	struct commit_one *o = arg;
+	struct commit *c = o->c;
+	int ret = o->v->read_only ? 0 : co_disk_flush(o->v->disk);
+
+	if (ret < 0) {
+		log_error("volume '%s': the last flush failed: %s", o->v->name, strerror(-ret));
+		c->error = c->error ? c->error : ret;
+	}
+	c->done[o->i] = true;
+	c->pending--;
+	co_queue_wake_all(&c->q);
+	commit_put(c);
+}
+
+co_fn int co_graph_commit(struct graph *g, uint64_t deadline_ns, const char **hung)
+{
+	struct commit *c = calloc(1, sizeof(*c));
+	int ret;
+
+	if (!c)
+		return -ENOMEM;
+	co_queue_init(&c->q);
+	c->users = 1;
+	for (unsigned i = 0; i < g->n; i++) {
+		c->one[i] = (struct commit_one){ c, g->volumes[i], i };
+		c->users++;
+		c->pending++;
+		if (co_spawn("commit", co_commit_one, &c->one[i]) < 0)
+			co_commit_one(&c->one[i]);
+	}
+	while (c->pending && co_queue_wait_until(&c->q, deadline_ns, "the volumes' last flush"))
+		;
+	ret = c->pending ? -ETIMEDOUT : c->error;
+	for (unsigned i = 0; i < g->n && ret == -ETIMEDOUT; i++)
+		if (!c->done[i])
+			*hung = g->volumes[i]->name;
+	commit_put(c);
+	return ret;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The graph of the volumes that one process serves: images, the write log that they share, volumes.
+ * The one place where layers meet.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "blk/volume.h"
+#include "wlog/wlog.h"
+
+#define GRAPH_MAX_VOLUMES WLOG_MAX_VOLUMES
+
+struct graph_config {
+	const char *const *disks;	/* DISK strings */
+	unsigned ndisks;
+	const char *const *names;	/* in the order of the disks; the rest get the base name of the path */
+	unsigned nnames;
+	const char *const *logs;	/* none, one, or two that mirror each other */
+	unsigned nlogs;
+	bool read_only;
+	enum volume_sync sync;
+	struct wlog_config log;
+	struct wlog_volume_config volume;
+};
+
+struct graph {
+	struct wlog *log;		/* NULL without */
+	struct volume *volumes[GRAPH_MAX_VOLUMES];
+	unsigned n;
+};
+
+/* Opens everything, in the order of the configuration. Nothing stays open on failure. */
+co_fn int co_graph_open(struct graph *g, const struct graph_config *config, struct err *err);
+/* Commits what is in memory and closes. Nothing must be in flight. Returns the first error, which is logged. */
+co_fn int co_graph_close(struct graph *g);
+
+/*
+ * Makes durable what clients were told is written: a flush of each volume, all at once, until `deadline_ns`. -ETIMEDOUT if a volume has not
+ * come back by then (`hung` names it): nothing below it may be closed.
+ */
+co_fn int co_graph_commit(struct graph *g, uint64_t deadline_ns, const char **hung);
+/* Lets layers that wait for something give up. */
+void graph_cancel(struct graph *g);
+
+/* The name of a volume if none is given, from its DISK string: the last part of the path, or the driver's name. -EINVAL if the string is none. */
+int graph_default_name(const char *disk, char *buf, size_t size, struct err *err);
+struct volume *graph_find(const struct graph *g, const char *name);

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The state of a serving process, as its control socket sees it.
+ */
+#pragma once
+
+#include "daemon/graph.h"
+#include "rt/rt.h"
+#include "rt/sync.h"
+
+struct control;
+struct nbd_server;
+struct serve_config;
+
+struct serve {
+	const struct serve_config *config;
+	struct rt *rt;
+	struct err *err;
+	struct graph graph;
+	struct nbd_server *nbd;
+	struct control *control;
+	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
+	bool opened, ready, stop, drain, cut_short, closed;
+	int error;
+	uint64_t drain_done, drain_total, drain_told_ns;
+};
+
+/* Begins the end, or if that has begun cuts its drain short. Plain function. */
+void serve_stop(struct serve *s, bool drain);

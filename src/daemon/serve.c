@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The life of a serving process.
+ *
+ * The end (SIGTERM, SIGINT, `shutdown`) has a second:
+ *
+ *	signal ── clients' last replies ── [drain] ── commit of every volume ── close ── exit
+ *	          until +300 ms                       until +700 ms             until +850 ms
+ *
+ * An image that hangs never comes back from one of these steps. What its clients were told is durable is in the log after the commit, so the process
+ * then exits without closing, which is what a crash would be, and the log is recovered at the next start. If even the reactor hangs, the alarm that the
+ * signal handler sets ends the process. A drain stops these clocks; a second signal cuts it short.
+ */
+#include "daemon/serve.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "blk/spec.h"
+#include "daemon/control.h"
+#include "daemon/notify.h"
+#include "daemon/internal.h"
+#include "export/nbd/server.h"
+#include "rt/buf.h"
+#include "daemon/no_wlog.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "util/log.h"
+#include "util/size.h"
+
+#define MS 1000000ull
+#define CLIENTS_MS 300
+#define COMMIT_MS 700
+#define CLOSE_MS 850
+#define ALARM_MS 950
+#define BOUNCE_BYTES (64ull << 20)
+#define REQUESTS_MAX 16384u	/* coroutines for requests; a stack costs two memory maps and a process has 65,530 */
+
+/* --- Signals: the handler only posts to the reactor --- */
+
+static struct serve *the_serve;
+static struct rt_msg signal_msg[2];
+static volatile sig_atomic_t signals;
+
+static void signal_arrived(struct rt_msg *m)
+{
+	serve_stop(the_serve, false);
+}
+
+static void set_alarm(void)
+{
+	struct itimerval t = { .it_value.tv_usec = ALARM_MS * 1000 };
+
+	setitimer(ITIMER_REAL, &t, NULL);
+}
+
+static void handle_stop(int sig)
+{
+	int n = signals;
+
+	if (n >= (int)ARRAY_SIZE(signal_msg))
+		return;
+	signals = n + 1;
+	/* With --drain the first signal starts it, and the clock runs from the second one on. */
+	if (!the_serve->config->drain || n)
+		set_alarm();
+	rt_post(the_serve->rt, &signal_msg[n]);
+}
+
+static void handle_alarm(int sig)
+{
+	static const char text[] = "weir: stopping takes too long; exiting at once, the log is recovered at the next start\n";
+
+	(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+	_exit(1);
+}
+
+static void watch_signals(struct serve *s)
+{
+	struct sigaction stop = { .sa_handler = handle_stop }, alrm = { .sa_handler = handle_alarm }, ign = { .sa_handler = SIG_IGN };
+
+	the_serve = s;
+	for (size_t i = 0; i < ARRAY_SIZE(signal_msg); i++)
+		signal_msg[i].fn = signal_arrived;
+	sigaddset(&stop.sa_mask, SIGTERM);
+	sigaddset(&stop.sa_mask, SIGINT);
+	sigaction(SIGALRM, &alrm, NULL);
+	sigaction(SIGPIPE, &ign, NULL);
+	sigaction(SIGTERM, &stop, NULL);
+	sigaction(SIGINT, &stop, NULL);
+}
+
+void serve_stop(struct serve *s, bool drain)
+{
+	if (s->stop)
+		s->cut_short = true;
+	s->stop = true;
+	s->drain |= drain;
+	co_queue_wake_all(&s->stop_q);
+}
+
+/* --- Start --- */
+
+static co_fn int co_start_nbd(struct serve *s, struct err *err)
+{
+	struct nbd_server_config nc = { .max_requests = min(1024u, REQUESTS_MAX / s->graph.n) };
+	int ret = nbd_server_create(&nc, &s->nbd, err);
+
+	for (unsigned i = 0; i < s->graph.n && !ret; i++)
+		ret = nbd_server_add_volume(s->nbd, s->graph.volumes[i], err);
+	for (unsigned i = 0; i < s->config->nnbd && !ret; i++)
+		ret = co_nbd_server_listen(s->nbd, s->config->nbd[i], err);
+	return ret;
+}
+
+static void announce(struct serve *s)
+{
+	char size[16];
+	const char *addr;
+
+	for (unsigned i = 0; i < s->graph.n; i++) {
+		struct volume *v = s->graph.volumes[i];
+
+		log_info("volume '%s': %s%s%s%s", v->name, size_format(v->disk->size, size), s->graph.log ? ", with a write log" : "",
+			 v->read_only ? ", read-only" : "", v->sync == VOLUME_SYNC_DISABLED ? ", flushes are ignored (--sync disabled): "
+			 "a crash loses what was written last" : "");
+	}
+	for (unsigned i = 0; (addr = nbd_server_address(s->nbd, i)); i++)
+		log_info("NBD on %s", addr);
+	log_info("ready");
+	notify_send("READY=1\nSTATUS=serving %u volume%s", s->graph.n, s->graph.n == 1 ? "" : "s");
+}
+
+/* --- Stop --- */
+
+static void drain_progress(void *arg, uint64_t done, uint64_t total)
+{
+	struct serve *s = arg;
+	char a[16], b[16];
+
+	s->drain_done = done;
+	s->drain_total = total;
+	if (rt_now_ns() - s->drain_told_ns < 1000 * MS && done < total)
+		return;
+	s->drain_told_ns = rt_now_ns();
+	log_info("draining: %s of %s", size_format(done, a), size_format(total, b));
+	notify_send("STATUS=draining: %s of %s\nEXTEND_TIMEOUT_USEC=30000000", a, b);
+}
+
+static co_fn void co_drain_at_end(struct serve *s)
+{
+	int ret = co_wlog_drain(s->graph.log, drain_progress, s, &s->cut_short);
+
+	if (ret == -ECANCELED)
+		log_warn("draining was cut short; what is left stays safe in the log");
+	else if (ret < 0)
+		log_error("draining failed: %s; what is left stays safe in the log", strerror(-ret));
+	else
+		log_info("drained: the images are complete without the log");
+}
+
+static co_fn void co_close_all(void *arg)
+{
+	struct serve *s = arg;
+
+	s->error = co_graph_close(&s->graph);
+	s->closed = true;
+	co_queue_wake_all(&s->stop_q);
+}
+
+/* Leaves at once; sockets are gone already. */
+static void exit_hung(struct serve *s, const char *what, bool safe)
+{
+	if (safe)
+		log_warn("%s hangs; exiting without it: all that was written is safe in the log", what);
+	else
+		log_error("%s hangs; exiting without it: what was not flushed may be lost", what);
+	_exit(safe ? 0 : 1);
+}
+
+static co_fn void co_stop(struct serve *s)
+{
+	uint64_t start = rt_now_exact_ns();
+	const char *hung = NULL;
+	char what[128] = "the image";
+	int clients, ret;
+
+	notify_send("STOPPING=1\nSTATUS=stopping");
+	clients = co_nbd_server_stop(s->nbd, start + CLIENTS_MS * MS);
+	if (s->drain && s->graph.log && !s->cut_short)
+		co_drain_at_end(s);
+	control_stop(s->control);
+	/* A drain may have taken long. */
+	start = max(start, rt_now_exact_ns() - CLIENTS_MS * MS);
+	ret = co_graph_commit(&s->graph, start + COMMIT_MS * MS, &hung);
+	if (hung)
+		snprintf(what, sizeof(what), "volume '%s'", hung);
+	if (ret == -ETIMEDOUT)
+		exit_hung(s, what, false);
+	if (clients < 0)
+		exit_hung(s, what, s->graph.log && !ret);
+	s->error = ret;
+	graph_cancel(&s->graph);
+	if (co_spawn("close", co_close_all, s) < 0)
+		co_close_all(s);
+	while (!s->closed && co_queue_wait_until(&s->stop_q, start + CLOSE_MS * MS, "the volumes to close"))
+		;
+	if (!s->closed)
+		exit_hung(s, what, s->graph.log && !ret);
+	s->error = s->error ? s->error : ret;
+}
+
+static co_fn void co_serve_main(void *arg)
+{
+	struct serve *s = arg;
+	struct err *err = s->err;
+	int ret = co_graph_open(&s->graph, &s->config->graph, err);
+
+	s->opened = !ret;
+	if (!ret)
+		ret = co_start_nbd(s, err);
+	if (!ret && s->config->control)
+		ret = control_start(s, s->config->control, &s->control, err);
+	if (!ret) {
+		announce(s);
+		s->ready = true;
+		while (!s->stop)
+			co_queue_wait(&s->stop_q, "the end");
+	}
+	if (s->opened) {
+		if (!s->nbd)
+			co_graph_close(&s->graph);
+		else
+			co_stop(s);
+	}
+	if (!ret && s->error)
+		ret = err_errno(err, s->error, "not everything could be written at the end");
+	s->error = ret;
+	nbd_server_destroy(s->nbd);
+}
+
+int serve_run(const struct serve_config *config, struct err *err)
+{
+	struct serve s = { .config = config, .err = err, .drain = config->drain };
+	unsigned ndisks = max(config->graph.ndisks, 1u);
+	struct rt_config rc = {
+		.coroutines = min(1024u * ndisks, REQUESTS_MAX) + 1024,
+		.spin_ns = config->poll_ns,
+	};
+	struct rt_bufpool *bounce = NULL;
+	int ret;
+
+	backends_register();
+	if (config->aio)
+		disk_set_default("aio", config->aio);
+	if (config->cache)
+		disk_set_default("cache", config->cache);
+	co_queue_init(&s.stop_q);
+	ret = rt_create(&rc, &s.rt, err);
+	if (ret < 0)
+		return ret;
+	ret = rt_bufpool_create(s.rt, BOUNCE_BYTES, &bounce, err);
+	if (!ret) {
+		rt_set_bufs(s.rt, bounce);
+		watch_signals(&s);
+		ret = rt_run(s.rt, co_serve_main, &s);
+		if (ret < 0)
+			err_errno(err, ret, "the event loop failed");
+		else
+			ret = s.error;
+	}
+	rt_bufpool_destroy(bounce);
+	rt_destroy(s.rt);
+	return ret;
+}

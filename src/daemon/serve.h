@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The life of a serving process: open, serve, stop.
+ */
+#pragma once
+
+#include "daemon/graph.h"
+
+struct err;
+
+struct serve_config {
+	struct graph_config graph;
+	const char *const *nbd;	/* addresses */
+	unsigned nnbd;
+	const char *control;	/* path of the control socket, or NULL */
+	const char *aio, *cache; /* defaults for files, or NULL */
+	bool drain;		/* empty the log before the end */
+	uint64_t poll_ns;	/* how long the reactor polls before it sleeps */
+};
+
+/* Serves until SIGTERM, SIGINT or the control socket's `shutdown`. 0, or -errno with a message. May not return when an image hangs: it ends the process itself. */
+int serve_run(const struct serve_config *config, struct err *err);
