@@ -37,6 +37,7 @@ enum wlog_destage {
 struct wlog_format_opts {
 	uint32_t segment_size;	/* power of two, 1..64 MiB; 0: chosen from the size (4 MiB, less for small logs) */
 	bool force;		/* format over a log that holds dirty data */
+	bool small;		/* segments down to 64 KiB and any size of at least 8 segments (tests) */
 	bool no_prewrite;	/* do not write the device once with zeroes (tests) */
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
 	void *progress_arg;
@@ -65,6 +66,9 @@ struct wlog_config {
  */
 co_fn int co_wlog_open(struct disk *const *dev, int ndev, const struct wlog_config *config, struct wlog **ret, struct err *err);
 
+/* Makes durable what was acknowledged from memory, of all volumes. */
+co_fn int co_wlog_commit(struct wlog *w);
+
 /* Commits what is in memory, waits for running destage writes, records a clean stop and frees. All volumes must be closed. Returns the commit's error. */
 co_fn int co_wlog_close(struct wlog *w);
 
@@ -88,6 +92,12 @@ struct wlog_volume_config {
 co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
 			 struct disk **ret, struct err *err);
 
+/*
+ * For an image that is to be opened without a log: -EBUSY, with the log and its host in the message, if a log left its mark on it. With `discard` the
+ * mark is removed instead (operator's explicit choice).
+ */
+co_fn int co_wlog_check_unlogged(struct disk *image, bool discard, struct err *err);
+
 /* Writes everything dirty of the attached volumes to their images and flushes those. -EIO if an image failed, -ECANCELED if cancelled. */
 co_fn int co_wlog_drain(struct wlog *w, void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, const bool *cancel);
 /* The same for one volume, the disk that co_wlog_attach() returned. */
@@ -98,7 +108,10 @@ co_fn int co_wlog_drop_volume(struct wlog *w, const char *name, struct err *err)
 
 /* --- Mirror --- */
 
-/* Replaces the failed or missing side by `dev` (which becomes the log's), and copies in the background. */
+/*
+ * Replaces the failed, missing or outdated side by `dev`, or gives a log of one device a second one, and copies in the background (wlog_info.rebuilding). With `dev`
+ * NULL the side that is present but outdated is brought back. On success `dev` is the log's, and what it replaced is closed.
+ */
 co_fn int co_wlog_rebuild(struct wlog *w, struct disk *dev, struct err *err);
 
 /* --- Figures --- */

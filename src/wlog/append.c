@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: append path.
+ *
+ * Records are put into the open batch: data behind the header as it comes, descriptors aside until the batch is sealed. The batch lies
+ * in the memory ring at the place where its data stays readable until newer batches need the room. Sealing fixes its length,
+ * its number and its place; the committer (commit.c) writes it.
+ *
+ * A request larger than a quarter of a batch is an atomic group: its records go into consecutive batches, all but the last of
+ * which say MORE, and recovery takes all or none. Groups are appended one at a time (group_lock); small requests may share their batches.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "util/bytes.h"
+#include "util/crc32c.h"
+#include "util/iov.h"
+#include "wlog/internal.h"
+
+#define PIECE_MIN (16u << 10)		/* no smaller piece of a group, but the last */
+
+/* Requests above are split when a batch has no room for the whole. */
+static uint64_t group_min(const struct wlog *w)
+{
+	return min(w->sb.seg_size, WL_MAX_BATCH) / 4;
+}
+
+uint32_t wl_segment_of(const struct wlog *w, uint64_t pos)
+{
+	return (uint32_t)((pos - WL_FIRST_SEGMENT) / w->sb.seg_size) % w->sb.seg_count;
+}
+
+uint64_t wl_segment_pos(const struct wlog *w, uint32_t seg)
+{
+	return WL_FIRST_SEGMENT + (uint64_t)seg * w->sb.seg_size;
+}
+
+static void *map_memory(uint64_t len)
+{
+	void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+int wl_append_init(struct wlog *w)
+{
+	w->mem_size = align_up(max(w->config.memory, WL_MEM_MIN), WL_BLOCK);
+	w->batch_cap = w->seg_bytes / WL_BLOCK + 64;
+	w->mem = map_memory(w->mem_size);
+	w->desc = map_memory(WL_MAX_BATCH);
+	w->index = map_memory(WL_MAX_INDEX);
+	w->clean_buf = map_memory(WL_MAX_BATCH);
+	w->sb_buf = map_memory(WL_SB_SLOT);
+	w->batch_base = map_memory(w->batch_cap * sizeof(struct wl_batch));
+	if (!w->mem || !w->desc || !w->index || !w->clean_buf || !w->sb_buf || !w->batch_base)
+		return -ENOMEM;
+	uint64_t cap = w->seg_bytes / 2048;
+
+	return wl_pool_init(&w->pool, min(max(cap, 4ull * WL_POOL_RESERVE), 8ull << 20));
+}
+
+void wl_append_fini(struct wlog *w)
+{
+	if (w->mem)
+		munmap(w->mem, w->mem_size);
+	if (w->desc)
+		munmap(w->desc, WL_MAX_BATCH);
+	if (w->index)
+		munmap(w->index, WL_MAX_INDEX);
+	if (w->clean_buf)
+		munmap(w->clean_buf, WL_MAX_BATCH);
+	if (w->sb_buf)
+		munmap(w->sb_buf, WL_SB_SLOT);
+	if (w->batch_base)
+		munmap(w->batch_base, w->batch_cap * sizeof(struct wl_batch));
+	wl_pool_fini(&w->pool);
+}
+
+struct wl_batch *wl_batch_get(struct wlog *w)
+{
+	struct wl_batch *b = w->batch_free;
+
+	if (b)
+		w->batch_free = b->node.next ? container_of(b->node.next, struct wl_batch, node) : NULL;
+	else if (w->batch_fresh < w->batch_cap)
+		b = &w->batch_base[w->batch_fresh++];
+	else
+		return NULL;
+	w->batch_used++;
+	*b = (struct wl_batch){ 0 };
+	list_init(&b->node);
+	list_init(&b->entries);
+	return b;
+}
+
+/* `b` is on no list. */
+void wl_batch_put(struct wlog *w, struct wl_batch *b)
+{
+	b->node.next = w->batch_free ? &w->batch_free->node : NULL;
+	w->batch_free = b;
+	w->batch_used--;
+}
+
+/* --- Memory ring --- */
+
+static struct wl_batch *batch_next(struct wlog *w, struct wl_batch *b)
+{
+	return b->node.next == &w->batches ? NULL : container_of(b->node.next, struct wl_batch, node);
+}
+
+/* Forgets the memory of the oldest batches until [start, start+len) is nobody's. False: a batch there is not written yet. */
+static bool evict(struct wlog *w, uint8_t *start, uint64_t len)
+{
+	while (w->mem_first) {
+		struct wl_batch *b = w->mem_first;
+
+		if (b->buf && (b->buf + b->length <= start || b->buf >= start + len))
+			return true;
+		if (b->buf && !b->applied)
+			return false;
+		b->buf = NULL;
+		w->mem_first = batch_next(w, b);
+	}
+	return true;
+}
+
+/* Room for a batch of up to `cap` bytes, or NULL while older ones wait to be written. */
+static uint8_t *mem_reserve(struct wlog *w, uint64_t cap)
+{
+	if (w->mem_head + cap > w->mem_size) {
+		/* What lies behind the head must go first, for the ring's order. */
+		if (!evict(w, w->mem + w->mem_head, w->mem_size - w->mem_head))
+			return NULL;
+		w->mem_head = 0;
+	}
+	return evict(w, w->mem + w->mem_head, cap) ? w->mem + w->mem_head : NULL;
+}
+
+void wl_mem_trim(struct wlog *w)
+{
+	if (!list_empty(&w->batches) || w->mem_head == 0)
+		return;
+	madvise(w->mem, w->mem_size, MADV_DONTNEED);
+	w->mem_head = 0;
+	w->mem_first = NULL;
+}
+
+/* --- The open batch --- */
+
+void wl_index_add(struct wlog *w, uint64_t pos, const struct wl_bhead *h, const uint8_t *desc)
+{
+	uint32_t need = WL_I_HEAD + h->count * WL_D_SIZE;
+	uint8_t *p = w->index + w->index_len;
+
+	if (w->index_full || w->index_len + need > WL_MAX_INDEX) {
+		w->index_full = true;
+		return;
+	}
+	memset(p, 0, WL_I_HEAD);
+	put_le64(p + WL_I_SEQ, h->seq);
+	put_le64(p + WL_I_NONCE, h->nonce);
+	put_le64(p + WL_I_WALL, h->wall);
+	put_le32(p + WL_I_OFFSET, (uint32_t)(pos - wl_segment_pos(w, w->head_seg)));
+	put_le32(p + WL_I_LENGTH, h->length);
+	put_le32(p + WL_I_COUNT, h->count);
+	put_le32(p + WL_I_FLAGS, h->flags);
+	put_le32(p + WL_I_PAYLOAD, h->payload);
+	memcpy(p + WL_I_HEAD, desc, h->count * WL_D_SIZE);
+	w->index_len += need;
+}
+
+/* open -> sealed */
+static void seal_open(struct wlog *w)
+{
+	struct wl_batch *b = w->open;
+	uint32_t used = WL_B_HEADER + w->open_payload + w->open_count * WL_D_SIZE;
+	struct wl_bhead h = {
+		.seq = b->seq,
+		.generation = w->sb.generation,
+		.prev = w->last_nonce,
+		.nonce = rt_rand64(),
+		.wall = rt_wall_ns(),
+		.length = align_up(used, WL_BLOCK),
+		.payload = w->open_payload,
+		.count = w->open_count,
+		.desc_crc = crc32c(0, w->desc, w->open_count * WL_D_SIZE),
+		.index_len = w->open_index_len,
+		.index_crc = crc32c(0, b->buf + WL_B_HEADER, w->open_index_len),
+		.flags = w->group_open ? WL_B_FLAG_MORE : 0,
+		.segment = w->head_seg,
+	};
+
+	memcpy(b->buf + wl_batch_desc_off(&h), w->desc, w->open_count * WL_D_SIZE);
+	memset(b->buf + used, 0, h.length - used);
+	wl_bhead_encode(&h, &w->sb.uuid, b->buf);
+	b->prev = h.prev;
+	b->nonce = h.nonce;
+	b->wall = h.wall;
+	b->length = h.length;
+	b->more = h.flags & WL_B_FLAG_MORE;
+	wl_index_add(w, b->pos, &h, w->desc);
+	w->last_nonce = h.nonce;
+	w->head_pos += h.length;
+	w->mem_head = b->buf + h.length - w->mem;
+	w->open = NULL;
+}
+
+static bool fits(const struct wlog *w, uint64_t data)
+{
+	return WL_B_HEADER + w->open_payload + data + (uint64_t)(w->open_count + 1) * WL_D_SIZE <= w->open_cap;
+}
+
+/*
+ * Opens a batch with room for `data` bytes in one record. -ENOSPC: no free segment; -EAGAIN: memory or batches are
+ * taken until something was committed.
+ */
+static int open_batch(struct wlog *w, uint64_t data)
+{
+	uint64_t seg_end = wl_segment_pos(w, w->head_seg) + w->sb.seg_size;
+	uint64_t need = align_up(WL_B_HEADER + data + WL_D_SIZE, WL_BLOCK);
+	bool next_segment = seg_end - w->head_pos < need;
+	uint64_t index = next_segment && !w->index_full ? w->index_len : 0;
+	uint64_t cap = min((uint64_t)WL_MAX_BATCH, next_segment ? w->sb.seg_size : seg_end - w->head_pos);
+
+	if (next_segment && wl_free_segments(w) == 0)
+		return -ENOSPC;
+	if (need + index > min(w->sb.seg_size, WL_MAX_BATCH))
+		index = 0;
+	uint8_t *buf = mem_reserve(w, cap);
+	struct wl_batch *b = buf ? wl_batch_get(w) : NULL;
+
+	if (!b)
+		return -EAGAIN;
+	if (next_segment) {
+		w->head_seg = (w->head_seg + 1) % w->sb.seg_count;
+		w->head_pos = wl_segment_pos(w, w->head_seg);
+	}
+	b->seq = w->next_seq++;
+	b->pos = w->head_pos;
+	b->buf = buf;
+	b->length = cap;	/* what it holds of the memory ring until it is sealed */
+	list_add_tail(&w->batches, &b->node);
+	if (!w->mem_first)
+		w->mem_first = b;
+	if (!w->commit_next)
+		w->commit_next = b;
+	memcpy(buf + WL_B_HEADER, w->index, index);
+	if (next_segment) {
+		w->index_len = 0;
+		w->index_full = false;
+	}
+	w->open = b;
+	w->open_cap = cap;
+	w->open_count = 0;
+	w->open_index_len = w->open_payload = index;
+	w->open_since_ns = rt_now_ns();
+	return 0;
+}
+
+/* Puts one record into the open batch, which has room, and into the fresh map. */
+static int put_record(struct wlog_volume *v, struct wl_desc *d, const struct iovec *iov, int niov, uint64_t iov_off)
+{
+	struct wlog *w = v->w;
+	uint8_t *data = w->open->buf + WL_B_HEADER + w->open_payload;
+	struct wl_entry t = { .batch = w->open, .off = d->off, .len = d->len, .rno = d->rno, .epoch = d->epoch,
+			      .volume = d->volume, .type = d->type };
+
+	if (d->type == WL_WRITE) {
+		iov_copy_out(iov, niov, iov_off, data, d->len);
+		d->crc = crc32c(0, data, d->len);
+		d->data = WL_B_HEADER + w->open_payload;
+		t.data = t.rec_data = d->data;
+		t.rec_len = d->len;
+		t.rec_crc = d->crc;
+	}
+	/* A record brought forward is in the map already, at its old place, until it is applied. */
+	if (!(d->flags & WL_D_FLAG_COPY)) {
+		int r = wl_map_insert(&v->fresh, &w->pool, &t, false);
+		if (r < 0)
+			return r;
+		if (d->type == WL_WRITE)
+			v->fresh_bytes += d->len;
+	}
+	wl_desc_encode(d, w->desc + w->open_count * WL_D_SIZE);
+	w->open_count++;
+	if (d->type == WL_WRITE)
+		w->open_payload += d->len;
+	w->unapplied_records++;
+	v->last_seq = w->open->seq;
+	return 0;
+}
+
+/* Waits until the open batch has room for a record of `data` bytes. */
+static co_fn int co_room(struct wlog *w, uint64_t data)
+{
+	for (;;) {
+		if (w->failed)
+			return w->failed;
+		if (w->open) {
+			if (fits(w, data))
+				return 0;
+			seal_open(w);
+			co_queue_wake_all(&w->commit_wake);
+		}
+		int r = open_batch(w, data);
+		if (r == 0)
+			continue;
+		if (r == -ENOSPC) {
+			w->space_wanted = true;
+			wl_kick_ticker(w);
+			co_queue_wait(&w->space, "space in the write log");
+		} else {
+			co_queue_wait(&w->commit_done, "memory of the write log");
+		}
+	}
+}
+
+static struct wl_desc new_desc(struct wlog_volume *v, uint8_t type, uint64_t off, uint64_t len)
+{
+	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
+
+	return (struct wl_desc){ .type = type, .volume = v->slot, .off = off, .len = len, .rno = rec->rno++,
+				 .epoch = rec->epoch };
+}
+
+static co_fn int co_append_group(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov)
+{
+	struct wlog *w = v->w;
+	uint64_t done = 0;
+	int r = 0;
+
+	co_mutex_lock(&w->group_lock);
+	w->group_open = 1;
+	while (done < len && r == 0) {
+		r = co_room(w, min(len - done, (uint64_t)PIECE_MIN));
+		if (r < 0)
+			break;
+		uint64_t room = w->open_cap - WL_B_HEADER - w->open_payload - (w->open_count + 1) * WL_D_SIZE;
+		uint64_t n = min(len - done, room);
+		struct wl_desc d = new_desc(v, WL_WRITE, off + done, n);
+
+		r = put_record(v, &d, iov, niov, done);
+		done += n;
+	}
+	w->group_open = 0;
+	if (r < 0 && done)
+		wl_fail(w, r, "an atomic group");	/* half of it is in the log, unfinished for ever */
+	if (w->open)
+		seal_open(w);
+	co_queue_wake_all(&w->commit_wake);
+	co_mutex_unlock(&w->group_lock);
+	return r;
+}
+
+co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64_t len, const struct iovec *iov,
+		       int niov, uint64_t *ret_seq)
+{
+	struct wlog *w = v->w;
+	uint64_t data = type == WL_WRITE ? len : 0;
+	uint64_t bytes = data + WL_D_SIZE + WL_B_HEADER;
+	int r = co_wl_admit(v, bytes);
+
+	if (r < 0)
+		return r;
+	if (data > group_min(w)) {
+		r = co_append_group(v, off, len, iov, niov);
+	} else {
+		r = co_room(w, data);
+		if (r == 0) {
+			struct wl_desc d = new_desc(v, type, off, len);
+
+			r = put_record(v, &d, iov, niov, 0);
+		}
+	}
+	w->admitted -= bytes;
+	*ret_seq = v->last_seq;
+	return r;
+}
+
+int wl_append_copy(struct wlog_volume *v, const struct wl_entry *e, uint64_t off, uint64_t len, const void *data)
+{
+	struct wlog *w = v->w;
+	uint64_t bytes = e->type == WL_WRITE ? len : 0;
+	struct iovec iov = { (void *)data, len };
+	struct wl_desc d = { .type = e->type, .flags = WL_D_FLAG_COPY, .volume = v->slot, .off = off, .len = len,
+			     .rno = e->rno, .epoch = e->epoch };
+
+	if (w->failed)
+		return w->failed;
+	if (w->open && !fits(w, bytes)) {
+		seal_open(w);
+		co_queue_wake_all(&w->commit_wake);
+	}
+	if (!w->open) {
+		int r = open_batch(w, bytes);
+		if (r < 0)
+			return r;
+	}
+	return put_record(v, &d, &iov, 1, 0);
+}
+
+/* The committer asks for the open batch. */
+void wl_seal(struct wlog *w)
+{
+	if (w->open)
+		seal_open(w);
+}

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: which image belongs to which volume.
+ *
+ * The log's volume table and a mark on the image name each other: the mark holds the log's and the volume's UUID and the generation, which
+ * each attach advances, first in the log and then on the image. So
+ *
+ *   an image marked by another log                its dirty data is elsewhere: refused
+ *   a log whose generation is below the mark's    it is an old copy: refused
+ *   dirty data, but no mark or another volume's   the image was replaced: refused
+ *   dirty data, and an image whose stamp is later than what this log last saw: somebody else wrote to it: refused
+ *
+ * each with what would be lost and the option that overrides it. The stamp (a file's modification time) is on record whenever the
+ * image rests; while weir destages, it is known to within the heartbeat, and STAMP_SLACK_NS are allowed.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "util/bytes.h"
+#include "util/size.h"
+#include "wlog/internal.h"
+
+#define STAMP_SLACK_NS 60000000000ull
+
+struct mark {
+	struct uuid log, volume;
+	uint64_t generation;
+	char host[65];
+	bool present;
+};
+
+static void mark_format(const struct mark *m, char buf[static DISK_MARK_MAX])
+{
+	char log[37], volume[37];
+
+	snprintf(buf, DISK_MARK_MAX, "weir-log-1 log=%s volume=%s generation=%llu host=%s", uuid_format(&m->log, log),
+		 uuid_format(&m->volume, volume), (unsigned long long)m->generation, m->host);
+}
+
+/* Untrusted text: -EBADMSG if it is not a mark of ours. */
+static int mark_parse(const char *s, struct mark *m)
+{
+	char log[37], volume[37];
+	unsigned long long generation;
+
+	memset(m, 0, sizeof(*m));
+	if (!*s)
+		return 0;
+	if (sscanf(s, "weir-log-1 log=%36[0-9a-f-] volume=%36[0-9a-f-] generation=%llu host=%64s", log, volume, &generation,
+		   m->host) != 4 || uuid_parse(log, &m->log) < 0 || uuid_parse(volume, &m->volume) < 0)
+		return -EBADMSG;
+	m->generation = generation;
+	m->present = true;
+	return 0;
+}
+
+/* -ENOTSUP is no error: *ret_has_place says so. */
+static co_fn int co_mark_read(struct disk *image, struct mark *m, bool *ret_has_place, struct err *err)
+{
+	char text[DISK_MARK_MAX];
+	int r = co_disk_mark_get(image, text, sizeof(text));
+
+	*ret_has_place = r != -ENOTSUP && r != -EOPNOTSUPP;
+	memset(m, 0, sizeof(*m));
+	if (!*ret_has_place)
+		return 0;
+	if (r < 0)
+		return err_errno(err, r, "%s: cannot read the mark that a write log leaves on an image", image->name);
+	if (mark_parse(text, m) < 0)
+		return err_set(err, -EBUSY, "%s: is marked by a write log of another version (\"%.60s\"); open it with the weir that "
+			       "wrote it, or give up its log with --discard-log", image->name, text);
+	return 0;
+}
+
+co_fn int co_wlog_check_unlogged(struct disk *image, bool discard, struct err *err)
+{
+	char uuid[37];
+	struct mark m;
+	bool has_place;
+	int r = co_mark_read(image, &m, &has_place, discard ? NULL : err);
+
+	if (discard) {
+		if (r == 0 && !m.present)
+			return 0;
+		return has_place && !image->read_only ? co_disk_mark_set(image, "", err) : 0;
+	}
+	if (r < 0 || !m.present)
+		return r;
+	return err_set(err, -EBUSY, "%s: its newest data may be in write log %s on host %s; serve it with that log (--log), drain "
+		       "that with `weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), m.host);
+}
+
+void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec)
+{
+	if (v->map.entries == 0 && list_empty(&v->fifo))
+		rec->floor_seq = v->w->applied_seq + 1;
+	rec->dirty = wl_dirty_bytes(v);
+	rec->dirty_since = v->dirty_since;
+	/* Of a volume that is not attached the flags say what its last process knew. */
+	if (v->attached)
+		rec->flags = WL_VOL_FLAG_ATTACHED | (v->destaging ? WL_VOL_FLAG_DESTAGING : 0);
+	if (v->destaging)
+		rec->stamp_wall = rt_wall_ns();
+}
+
+static bool is_dirty(const struct wlog_volume *v)
+{
+	return v->map.entries > 0 || !list_empty(&v->fifo);
+}
+
+/* "12 MiB, the oldest 3 min old" */
+static const char *describe_dirty(const struct wlog_volume *v, char buf[static 96])
+{
+	char size[16], age[16];
+	uint64_t now = rt_wall_ns();
+
+	snprintf(buf, 96, "%s of dirty data, the oldest %s old", size_format(wl_dirty_bytes(v), size),
+		 duration_format(v->dirty_since && now > v->dirty_since ? now - v->dirty_since : 0, age));
+	return buf;
+}
+
+/* The volume that this image is: by its mark, else by its name. NULL: a new one. */
+static struct wlog_volume *find_volume(struct wlog *w, const char *name, const struct mark *m)
+{
+	if (m->present && uuid_equal(&m->log, &w->sb.uuid)) {
+		list_for_each(&w->volumes, l) {
+			struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+			if (uuid_equal(&w->sb.vol[v->slot].uuid, &m->volume))
+				return v;
+		}
+	}
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+		if (!strcmp(w->sb.vol[v->slot].name, name))
+			return v;
+	}
+	return NULL;
+}
+
+static void release_volume(struct wlog_volume *v)
+{
+	struct wlog *w = v->w;
+
+	wl_map_clear(&v->map, &w->pool);
+	wl_map_clear(&v->fresh, &w->pool);
+	while (!list_empty(&v->fifo))
+		wl_pool_put(&w->pool, list_first(&v->fifo, struct wl_entry, fifo));
+	v->fifo_bytes = 0;
+	v->dirty_since = 0;
+}
+
+/* Forgets what the volume has in the log: its records stay on the device below the floor. */
+static void discard_dirty(struct wlog_volume *v)
+{
+	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
+
+	release_volume(v);
+	rec->floor_seq = v->w->next_seq;
+	v->damaged = false;
+	wl_advance_tail(v->w);
+}
+
+static void free_slot(struct wlog_volume *v)
+{
+	struct wlog *w = v->w;
+
+	release_volume(v);
+	memset(&w->sb.vol[v->slot], 0, sizeof(w->sb.vol[v->slot]));
+	w->by_slot[v->slot] = NULL;
+	list_del(&v->node);
+	free(v);
+	wl_advance_tail(w);
+}
+
+static struct wlog_volume *new_volume(struct wlog *w, const char *name, struct disk *image, struct err *err)
+{
+	unsigned slot = 0;
+
+	while (slot < WLOG_MAX_VOLUMES && w->by_slot[slot])
+		slot++;
+	if (slot == WLOG_MAX_VOLUMES) {
+		/* A clean volume that nobody has attached gives its place up. */
+		for (slot = 0; slot < WLOG_MAX_VOLUMES; slot++) {
+			if (!w->by_slot[slot]->attached && !is_dirty(w->by_slot[slot])) {
+				free_slot(w->by_slot[slot]);
+				break;
+			}
+		}
+	}
+	if (slot == WLOG_MAX_VOLUMES) {
+		err_set(err, -ENOSPC, "volume %s: the write log holds %u volumes already; drain one, or use another log", name,
+			WLOG_MAX_VOLUMES);
+		return NULL;
+	}
+	struct wlog_volume *v = wl_volume_new(w, slot);
+	struct wl_volrec *rec = &w->sb.vol[slot];
+
+	if (!v) {
+		err_set(err, -ENOMEM, "volume %s: out of memory", name);
+		return NULL;
+	}
+	memset(rec, 0, sizeof(*rec));
+	uuid_random(&rec->uuid);
+	rec->size = image->size;
+	rec->epoch = rec->rno = 1;
+	rec->floor_seq = w->next_seq;
+	w->sb.nvols = max(w->sb.nvols, slot + 1);
+	return v;
+}
+
+/* All that can speak against replaying `v` over `image`. */
+static co_fn int co_check_dirty(struct wlog_volume *v, struct disk *image, const struct mark *m, bool has_place,
+				struct err *err)
+{
+	struct wlog *w = v->w;
+	struct wl_volrec *rec = &w->sb.vol[v->slot];
+	uint64_t stamp, now;
+	char what[96];
+
+	describe_dirty(v, what);
+	if (image->size != rec->size)
+		return err_set(err, -EINVAL, "%s: has %llu bytes, but the log holds %s for volume %s of %llu bytes; restore the image's "
+			       "size, or give the data up with --discard-log", image->name, (unsigned long long)image->size, what,
+			       rec->name, (unsigned long long)rec->size);
+	if (has_place && !m->present)
+		return err_set(err, -ESTALE, "%s: carries no mark of this write log, which holds %s for volume %s (%s): it is another image, or a "
+			       "copy; give up the data with --discard-log, or apply it with --force-replay", image->name, what, rec->name,
+			       rec->image);
+	if (has_place && !uuid_equal(&m->volume, &rec->uuid))
+		return err_set(err, -ESTALE, "%s: is marked as another volume than %s, for which the log holds %s; use another --name, "
+			       "or give up the data with --discard-log", image->name, rec->name, what);
+	if (co_disk_stamp(image, &stamp, &now) < 0 || rec->stamp == 0)
+		return 0;
+	uint64_t latest = rec->flags & WL_VOL_FLAG_DESTAGING ? rec->stamp_wall + STAMP_SLACK_NS : rec->stamp;
+
+	if (stamp > latest)
+		return err_set(err, -ESTALE, "%s: was changed by something else after the write log last wrote to it, and the log holds %s for it: "
+			       "replaying would mix the two; give up the log's data with --discard-log, or apply it all the same with "
+			       "--force-replay", image->name, what);
+	return 0;
+}
+
+static co_fn int co_identify(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
+			     struct wlog_volume **ret, bool *ret_has_place, struct err *err)
+{
+	struct err mark_err = ERR_INIT;
+	char uuid[37];
+	struct mark m;
+	int r = co_mark_read(image, &m, ret_has_place, &mark_err);
+
+	if (r < 0 && !config->discard_log)
+		return err_set(err, r, "%s", mark_err.msg);
+	if (config->no_mark)
+		*ret_has_place = false;
+	if (m.present && !uuid_equal(&m.log, &w->sb.uuid) && !config->discard_log)
+		return err_set(err, -EBUSY, "%s: its newest data may be in another write log (%s, on host %s); drain that first with "
+			       "`weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), m.host);
+
+	struct wlog_volume *v = find_volume(w, name, &m);
+
+	if (v && v->attached)
+		return err_set(err, -EBUSY, "volume %s: is in use in this process already; give the disks different names with --name",
+			       w->sb.vol[v->slot].name);
+	if (v && config->discard_log)
+		discard_dirty(v);
+	if (v && m.present && uuid_equal(&m.log, &w->sb.uuid) && uuid_equal(&m.volume, &w->sb.vol[v->slot].uuid) &&
+	    m.generation > w->sb.vol[v->slot].generation && !config->discard_log && !config->force_replay)
+		return err_set(err, -ESTALE, "%s: was written through a newer state of this write log (generation %llu, this one is at %llu): "
+			       "the log device is an old copy or a mirror side that was left behind; use the newer one, or give it up with "
+			       "--discard-log", image->name, (unsigned long long)m.generation,
+			       (unsigned long long)w->sb.vol[v->slot].generation);
+	if (v && is_dirty(v) && !config->force_replay) {
+		r = co_check_dirty(v, image, &m, *ret_has_place, err);
+		if (r < 0)
+			return r;
+	}
+	/* What --force-replay cannot mean: bytes beyond the image. */
+	if (v && is_dirty(v) && w->sb.vol[v->slot].size > image->size)
+		return err_set(err, -EINVAL, "%s: is smaller than the %llu bytes that the write log's volume %s has", image->name,
+			       (unsigned long long)w->sb.vol[v->slot].size, w->sb.vol[v->slot].name);
+	if (!v)
+		v = new_volume(w, name, image, err);
+	if (!v)
+		return err ? err->code : -ENOSPC;
+	*ret = v;
+	return 0;
+}
+
+static int init_layer(struct wlog_volume *v, struct disk *image)
+{
+	struct wlog *w = v->w;
+	uint64_t usable = (uint64_t)(w->sb.seg_count - WL_SEG_RESERVE - 1) * w->sb.seg_size;
+	int r = disk_init(&v->disk, &wl_volume_ops, image->name, image);
+
+	if (r < 0)
+		return r;
+	v->run_mem = mmap(NULL, (uint64_t)w->config.destage_parallel * WL_RUN_MAX, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (v->run_mem == MAP_FAILED) {
+		v->run_mem = NULL;
+		disk_fini(&v->disk);
+		return -ENOMEM;
+	}
+	v->run_free = w->config.destage_parallel == 64 ? UINT64_MAX : (1ull << w->config.destage_parallel) - 1;
+	co_sem_init(&v->destage_sem, w->config.destage_parallel);
+	v->disk.size = image->size;
+	v->disk.read_only = image->read_only;
+	v->disk.limits.align = 1;
+	v->disk.limits.mem_align = 1;
+	v->disk.limits.atomic_unit = UINT32_MAX;
+	v->disk.limits.max_io = min(usable / 4, (uint64_t)64 << 20);
+	v->disk.limits.max_zero = 0;
+	v->disk.limits.discard_gran = image->limits.discard_gran ? 1 : 0;
+	v->disk.limits.discard_zeroes = true;
+	v->disk.limits.fast_zero = true;
+	v->disk.limits.fua = true;
+	v->disk.limits.volatile_cache = true;
+	return 0;
+}
+
+static co_fn int co_mark_write(struct wlog_volume *v, struct disk *image, struct err *err)
+{
+	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
+	struct mark m = { .log = v->w->sb.uuid, .volume = rec->uuid, .generation = rec->generation };
+	char text[DISK_MARK_MAX];
+
+	if (gethostname(m.host, sizeof(m.host) - 1) < 0 || !m.host[0])
+		strcpy(m.host, "unknown");
+	mark_format(&m, text);
+	return co_disk_mark_set(image, text, err);
+}
+
+co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
+			 struct disk **ret, struct err *err)
+{
+	struct wlog_volume *v;
+	bool has_place;
+
+	if (!*name || strlen(name) > WLOG_NAME_MAX)
+		return err_set(err, -EINVAL, "volume \"%.80s\": a name has 1 to %d bytes", name, WLOG_NAME_MAX);
+	if (w->failed)
+		return err_set(err, w->failed, "volume %s: the write log has failed", name);
+	int r = co_identify(w, name, image, config, &v, &has_place, err);
+	if (r < 0)
+		return r;
+
+	struct wl_volrec *rec = &w->sb.vol[v->slot];
+
+	snprintf(rec->name, sizeof(rec->name), "%s", name);
+	snprintf(rec->image, sizeof(rec->image), "%s", image->name);
+	rec->size = image->size;
+	rec->quota = config->quota;
+	rec->generation++;
+	rec->epoch++;	/* what recovery found is an epoch of its own */
+	v->config = *config;
+	v->attached = true;
+	v->stop = v->stalled = v->draining = false;
+	v->flushed_once = false;
+	if (config->destage == WLOG_DESTAGE_MERGED) {
+		while (!list_empty(&v->fifo))
+			wl_pool_put(&w->pool, list_first(&v->fifo, struct wl_entry, fifo));
+		v->fifo_bytes = 0;
+	}
+	r = init_layer(v, image);
+	if (r < 0) {
+		v->attached = false;
+		return err_errno(err, r, "volume %s", name);
+	}
+	v->has_stamp = co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
+	/* The generation is durable in the log before it is on the image, see above. */
+	r = co_wl_checkpoint(w);
+	if (r == 0 && has_place && !image->read_only)
+		r = co_mark_write(v, image, err);
+	if (r == 0 && !image->read_only && !w->config.read_only) {
+		v->running = true;
+		r = co_spawn("destager", co_wl_destager, v);
+		v->running = r == 0;
+	}
+	if (r < 0) {
+		err_errno(err, r, "volume %s: cannot be attached to the write log", name);
+		v->attached = false;
+		v->disk.file = NULL;
+		munmap(v->run_mem, (uint64_t)w->config.destage_parallel * WL_RUN_MAX);
+		disk_fini(&v->disk);
+		return r;
+	}
+	*ret = &v->disk;
+	return 0;
+}
+
+static uint64_t left_to_drain(const struct wlog_volume *v)
+{
+	return wl_dirty_bytes(v) + v->fresh_bytes + (v->map.entries > 0);
+}
+
+static co_fn int co_drain(struct wlog_volume *v, void (*progress)(void *, uint64_t, uint64_t), void *arg, uint64_t done,
+			  uint64_t total, const bool *cancel)
+{
+	uint64_t failures = v->failures, mine = left_to_drain(v);
+	int r = co_wl_commit_upto(v->w, v->last_seq);
+
+	v->draining = true;
+	while (r == 0 && (v->map.entries || v->fresh.entries || !list_empty(&v->fifo))) {
+		if (cancel && *cancel)
+			r = -ECANCELED;
+		else if (v->w->failed || v->damaged || v->failures != failures || v->stop || !v->running)
+			r = -EIO;
+		if (r < 0)
+			break;
+		wl_destage_kick(v);
+		co_queue_wait_until(&v->destage_done, rt_now_ns() + 100000000, "a drain");
+		uint64_t left = left_to_drain(v);
+
+		if (progress)
+			progress(arg, done + (mine > left ? mine - left : 0), total);
+	}
+	v->draining = false;
+	return r;
+}
+
+co_fn int co_wlog_drain_volume(struct disk *d, const bool *cancel)
+{
+	return co_drain(container_of(d, struct wlog_volume, disk), NULL, NULL, 0, 0, cancel);
+}
+
+co_fn int co_wlog_drain(struct wlog *w, void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, const bool *cancel)
+{
+	uint64_t total = 0, done = 0;
+	int r = 0;
+
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+		v->draining = v->attached;
+		total += v->attached ? left_to_drain(v) : 0;
+	}
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+		uint64_t mine = left_to_drain(v);
+
+		if (!v->attached)
+			continue;
+		int res = co_drain(v, progress, arg, done, total, cancel);
+
+		if (r == 0)
+			r = res;
+		done += mine;
+	}
+	if (r == 0)
+		r = co_wl_checkpoint(w);
+	return r;
+}
+
+co_fn int co_wlog_drop_volume(struct wlog *w, const char *name, struct err *err)
+{
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+		if (strcmp(w->sb.vol[v->slot].name, name))
+			continue;
+		if (v->attached)
+			return err_set(err, -EBUSY, "volume %s: is attached; stop serving it first", name);
+		free_slot(v);
+		return co_wl_checkpoint(w);
+	}
+	return err_set(err, -ENOENT, "volume %s: the write log knows no such volume", name);
+}

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: destage, from the map into the image.
+ *
+ * One destager per attached volume works in rounds: write a number of runs (adjacent pieces, at most WL_RUN_MAX) with bounded
+ * parallelism, flush the image, and only then take from the map what was written (invariant 5). A round that fails anywhere takes nothing away and is
+ * repeated after a while: the data is safe in the log meanwhile.
+ *
+ * merged   The map itself, in order of offset, from where the last round ended (an elevator). A piece that was overwritten since the
+ *          round began has a higher batch number than `cap_seq` and stays.
+ * ordered  The oldest epoch in the queue, merged within itself. The floor that recovery starts from is made durable before the next
+ *          epoch begins, so that no epoch is ever written again after a newer one.
+ *
+ * A round starts when the oldest dirty data has rested for destage_delay, when the volume or the ring is fuller than the low watermark,
+ * when somebody waits for space, or for a drain. Without urgency it gives way to the guest: one run at a time with a pause as
+ * long as the run took.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "util/bytes.h"
+#include "util/size.h"
+#include "wlog/internal.h"
+
+#define GUEST_ACTIVE_NS 10000000ull
+#define PAUSE_MAX_NS 5000000ull
+#define ORDERED_RECORDS 2048u	/* of one round */
+
+struct run {
+	struct wlog_volume *v;
+	const struct wl_map *src;
+	uint64_t off, len;
+	bool zero, unmap;
+	unsigned slot;
+	int *error;
+};
+
+void wl_destage_kick(struct wlog_volume *v)
+{
+	co_queue_wake_all(&v->destage_wake);
+}
+
+static bool is_dirty(const struct wlog_volume *v)
+{
+	return v->map.entries > 0 || !list_empty(&v->fifo);
+}
+
+static bool is_urgent(const struct wlog_volume *v)
+{
+	return v->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
+}
+
+/* Reads the run's pieces, newest durable version each, into its buffer. */
+static co_fn int co_fill_run(struct run *r, uint8_t *buf)
+{
+	uint64_t off = r->off, end = r->off + r->len;
+
+	while (off < end) {
+		struct wl_entry *e = wl_map_find(r->src, off);
+
+		if (!e || e->off > off)
+			return -EIO;	/* cannot be: pieces leave the map only behind this round */
+		uint64_t n = min(end, e->off + e->len) - off;
+		int res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
+
+		if (res < 0)
+			return res;
+		off += n;
+	}
+	return 0;
+}
+
+static co_fn int co_destage_run(void *arg)
+{
+	struct run *r = arg;
+	struct wlog_volume *v = r->v;
+	struct disk *image = v->disk.file;
+	uint64_t start = rt_now_ns();
+	int res;
+
+	if (r->zero) {
+		res = co_disk_zero(image, r->off, r->len, DISK_BACKGROUND | (r->unmap ? DISK_UNMAP : 0));
+	} else {
+		uint8_t *buf = v->run_mem + (uint64_t)r->slot * WL_RUN_MAX;
+
+		res = co_fill_run(r, buf);
+		if (res == 0)
+			res = co_disk_write(image, r->off, buf, r->len, DISK_BACKGROUND);
+	}
+	if (res < 0 && *r->error == 0)
+		*r->error = res;
+	v->run_ns = rt_now_ns() - start;
+	v->run_free |= 1ull << r->slot;
+	co_sem_give(&v->destage_sem);
+	return 0;
+}
+
+/* The run that begins with `e`. */
+static void make_run(struct run *r, const struct wl_entry *e)
+{
+	uint64_t max_len = e->type == WL_WRITE ? WL_RUN_MAX : UINT64_MAX;
+
+	r->off = e->off;
+	r->zero = e->type != WL_WRITE;
+	r->unmap = e->type == WL_DISCARD;
+	r->len = min(e->len, max_len);
+	for (const struct wl_entry *n = wl_map_next(e); r->len < max_len && n; n = wl_map_next(n)) {
+		if (n->off != r->off + r->len || (n->type == WL_WRITE) == r->zero || (n->type == WL_DISCARD) != r->unmap)
+			break;
+		r->len = min(r->len + n->len, max_len);
+	}
+}
+
+/* Writes runs of `src` from `off` on until its end, the round's limit, or an error. Returns where it stopped. */
+static co_fn int co_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t off, uint64_t *ret_end)
+{
+	struct run run[64];
+	struct co_group g;
+	uint64_t total = 0;
+	int error = 0;
+
+	co_group_init(&g);
+	while (error == 0 && total < WL_ROUND_MAX && !v->stop) {
+		co_sem_take(&v->destage_sem, "destage writes in flight");
+		/* Only now: what may suspend is behind us. */
+		struct wl_entry *e = wl_map_find(src, off);
+
+		if (!e || error) {
+			co_sem_give(&v->destage_sem);
+			break;
+		}
+		unsigned slot = __builtin_ctzll(v->run_free);
+		struct run *r = &run[slot];
+		struct wl_entry part = *e;
+
+		*r = (struct run){ .v = v, .src = src, .slot = slot, .error = &error };
+		make_run(r, e);
+		if (part.off < off) {	/* a run ended in the middle of a piece */
+			r->len -= off - part.off;
+			r->off = off;
+		}
+		v->run_free &= ~(1ull << slot);
+		off = r->off + r->len;
+		total += r->zero ? WL_BLOCK : r->len;
+		co_group_start(&g, "destage", co_destage_run, r);
+		if (!is_urgent(v) && rt_now_ns() - v->last_io_ns < GUEST_ACTIVE_NS)
+			co_sleep_ns(min(v->run_ns + 50000, PAUSE_MAX_NS));
+	}
+	co_group_wait(&g);
+	*ret_end = off;
+	return error ? error : v->stop ? -ECANCELED : 0;
+}
+
+/* Says in the superblock that the image's stamp is going to move, before it does. */
+static co_fn int co_begin(struct wlog_volume *v)
+{
+	if (v->destaging)
+		return 0;
+	v->destaging = true;
+	return v->has_stamp ? co_wl_checkpoint(v->w) : 0;
+}
+
+/* The image rests: its stamp counts again. */
+static co_fn void co_end(struct wlog_volume *v)
+{
+	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
+
+	if (!v->destaging)
+		return;
+	if (v->has_stamp && co_disk_stamp(v->disk.file, &rec->stamp, &rec->stamp_wall) < 0)
+		return;
+	v->destaging = false;
+	v->w->sb_dirty = true;
+}
+
+static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
+{
+	struct wlog *w = v->w;
+
+	v->destaged_bytes += bytes;
+	v->dirty_since = is_dirty(v) ? since : 0;
+	wl_advance_tail(w);
+	co_queue_wake_all(&w->space);
+	if (w->space_wanted)
+		wl_kick_ticker(w);
+}
+
+static co_fn int co_round_merged(struct wlog_volume *v)
+{
+	uint64_t cap_seq = v->w->applied_seq, since = rt_wall_ns(), start, end;
+	struct wl_entry *first = wl_map_find(&v->map, v->cursor);
+
+	if (!first)
+		first = wl_map_find(&v->map, v->cursor = 0);
+	start = max(v->cursor, first->off);
+	int r = co_write_runs(v, &v->map, start, &end);
+
+	if (r == 0)
+		r = co_disk_flush(v->disk.file);
+	if (r < 0)
+		return r;
+	v->cursor = end;
+	uint64_t bytes = wl_map_remove(&v->map, &v->w->pool, start, end - start, cap_seq, UINT64_MAX);
+
+	retired(v, bytes, since);
+	return 0;
+}
+
+/* Builds the map of up to ORDERED_RECORDS records of `epoch` behind number `after`. Returns the last one's number, 0: there are none. */
+static uint64_t take_records(struct wlog_volume *v, struct wl_map *m, uint64_t epoch, uint64_t after)
+{
+	uint64_t last = 0;
+	unsigned n = 0;
+
+	list_for_each(&v->fifo, l) {
+		struct wl_entry *e = container_of(l, struct wl_entry, fifo);
+
+		if (e->epoch > epoch)
+			break;
+		if (e->rno <= after && after)
+			continue;
+		if (n++ == ORDERED_RECORDS || wl_map_insert(m, &v->w->pool, e, false) < 0)
+			break;
+		last = e->rno;
+	}
+	return last;
+}
+
+/* Writes one epoch, part by part in the order of its records. *ret_last is its last record. */
+static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t *ret_last)
+{
+	uint64_t last, end;
+	struct wl_map m;
+	int r = 0;
+
+	*ret_last = 0;
+	wl_map_init(&m);
+	while (r == 0 && (last = take_records(v, &m, epoch, *ret_last))) {
+		end = 0;
+		while (r == 0 && wl_map_find(&m, end))
+			r = co_write_runs(v, &m, end, &end);
+		wl_map_clear(&m, &v->w->pool);
+		*ret_last = last;
+	}
+	return r;
+}
+
+/*
+ * Nothing of an epoch leaves the map before all of it is in the image, and the floor moves in the same superblock as the tail: a record
+ * that was brought forward must not come back after a newer one of its epoch has gone.
+ */
+static co_fn int co_round_ordered(struct wlog_volume *v)
+{
+	struct wlog *w = v->w;
+	struct wl_volrec *rec = &w->sb.vol[v->slot];
+	uint64_t epoch = list_first(&v->fifo, struct wl_entry, fifo)->epoch, since = rt_wall_ns(), last = 0, bytes = 0;
+
+	/* Closed, and every record of it applied: none may come behind the floor. */
+	if (rec->epoch == epoch)
+		rec->epoch++;
+	int r = co_wl_commit_upto(w, v->last_seq);
+
+	if (r == 0)
+		r = co_write_epoch(v, epoch, &last);
+	if (r == 0)
+		r = co_disk_flush(v->disk.file);
+	if (r < 0)
+		return r;
+	list_for_each_safe(&v->fifo, l) {
+		struct wl_entry *e = container_of(l, struct wl_entry, fifo);
+
+		if (e->epoch > epoch)
+			break;
+		bytes += wl_map_remove(&v->map, &w->pool, e->off, e->len, UINT64_MAX, last);
+		v->fifo_bytes -= e->type == WL_WRITE ? e->len : 0;
+		wl_pool_put(&w->pool, e);
+	}
+	rec->floor_epoch = epoch + 1;
+	retired(v, bytes, since);
+	return co_wl_checkpoint(w);
+}
+
+/* True if a round is due; else *ret_at is when the oldest data will have rested long enough (UINT64_MAX: nothing is dirty). */
+static bool is_due(struct wlog_volume *v, uint64_t *ret_at)
+{
+	struct wlog *w = v->w;
+	uint64_t now = rt_wall_ns(), due = v->dirty_since + w->config.destage_delay_ns;
+
+	*ret_at = UINT64_MAX;
+	if (!is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining))
+		return false;
+	if (is_urgent(v) || now >= due)
+		return true;
+	*ret_at = rt_now_ns() + (due - now);
+	return false;
+}
+
+static void report_stall(struct wlog_volume *v, int error)
+{
+	char size[16];
+
+	v->failures++;
+	if (error == -EBADMSG) {
+		log_error("volume %s: a record of the write log is damaged; its destaging stops, and what is dirty (%s) stays "
+			  "in the log: run `weir log check`", v->w->sb.vol[v->slot].name,
+			  size_format(wl_dirty_bytes(v), size));
+		v->damaged = true;
+	} else if (!v->stalled) {
+		log_error("%s: cannot destage volume %s (%s); %s stay in the write log, and it is tried again every second",
+			  v->disk.file->name, v->w->sb.vol[v->slot].name, strerror(-error),
+			  size_format(wl_dirty_bytes(v), size));
+	}
+	v->stalled = true;
+	wl_kick_ticker(v->w);
+}
+
+co_fn void co_wl_destager(void *arg)
+{
+	struct wlog_volume *v = arg;
+	uint64_t at;
+
+	while (!v->stop) {
+		if (!is_due(v, &at)) {
+			co_end(v);
+			co_queue_wake_all(&v->destage_done);
+			if (v->stop)
+				break;
+			if (is_due(v, &at))
+				continue;
+			if (at == UINT64_MAX)
+				co_queue_wait(&v->destage_wake, "dirty data to destage");
+			else
+				co_queue_wait_until(&v->destage_wake, at, "dirty data to destage");
+			continue;
+		}
+		int r = co_begin(v);
+
+		if (r == 0)
+			r = v->config.destage == WLOG_DESTAGE_ORDERED ? co_round_ordered(v) : co_round_merged(v);
+		if (r < 0 && r != -ECANCELED) {
+			uint64_t again = rt_now_ns() + WL_RETRY_NS;
+
+			report_stall(v, r);
+			co_queue_wake_all(&v->destage_done);
+			while (!v->stop && !v->w->failed && rt_now_ns() < again)
+				co_queue_wait_until(&v->destage_wake, again, "a failed image, to try it again");
+		} else if (r == 0 && v->stalled) {
+			log_info("%s: volume %s destages again", v->disk.file->name, v->w->sb.vol[v->slot].name);
+			v->stalled = false;
+		}
+	}
+	co_end(v);
+	v->running = false;
+	co_queue_wake_all(&v->destage_done);
+}

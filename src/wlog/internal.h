@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: structures and theory.
+ *
+ * The log is a ring of segments on a device. Guest writes are appended to the open *batch* in memory; a *commit* writes one batch, header, data and
+ * descriptors together, with one durable device write. A volume's reads look at `fresh` (records whose batch is not durable yet), then at
+ * `map` (durable records that are not in the image yet), then at the image. *Destage* brings the map's contents into the image, flushes it, and
+ * only then removes them from the map; a batch that no map needs any more is *retired* when it is the oldest, which moves the tail.
+ *
+ * Invariants
+ *  (1) Batches are numbered without a gap, and one is in flight at a time: batch n+1 is written only after n is durable. So a valid header of n+1
+ *      proves n, and recovery can tell damage from a torn end.
+ *  (2) Records are applied to `map` in the order of the log, when their batch and their whole atomic group are durable, and never before.
+ *      Recovery applies the same records in the same order by the same function (wl_apply_batch).
+ *  (3) A flush completes when `applied_seq` has reached the batch of the volume's last record. A record is acknowledged as durable at the same moment.
+ *  (4) Only what is in `map` is destaged: nothing reaches the image before its record is durable.
+ *  (5) A piece leaves `map` only when the image was flushed after it was written, or a newer durable record covers it.
+ *  (6) A segment is written again only when a superblock that is durable says that the tail has passed it.
+ *  (7) After any failed device write (of all sides) the log is in the sticky state `failed`: no commit, flush or write succeeds again.
+ *
+ * Life of a batch, with the function that makes each step:
+ *
+ *      open ──seal_open──▶ sealed ──co_commit_one──▶ written ──wl_apply_batch──▶ applied ──wl_advance_tail──▶ retired
+ *
+ * All of it runs on the log's home reactor. Only functions named co_ suspend, so every sequence without one is atomic.
+ */
+#pragma once
+
+#include "blk/disk.h"
+#include "rt/buf.h"
+#include "util/err.h"
+#include "util/log.h"
+#include "wlog/format.h"
+#include "wlog/map.h"
+#include "wlog/wlog.h"
+
+#define WL_MEM_DEFAULT (64ull << 20)
+#define WL_MEM_MIN (4ull << 20)
+#define WL_POOL_RESERVE 4096u
+#define WL_SEG_RESERVE 3u	/* free segments that guests may not take: two for the cleaner, one for the end */
+#define WL_COMMIT_IDLE_NS 1000000000ull /* data that nobody flushes is committed after this */
+#define WL_HEARTBEAT_NS 5000000000ull
+#define WL_RETRY_NS 1000000000ull
+#define WL_RUN_MAX (1u << 20)
+#define WL_ROUND_MAX (64ull << 20)
+
+/* One device or two mirrored ones. */
+struct wl_dev {
+	struct disk *disk[WLOG_MAX_DEVICES];	/* NULL: missing */
+	unsigned n;		/* sides of the log */
+	bool in_sync[WLOG_MAX_DEVICES];
+	bool rebuilding;	/* the side that is not in sync gets all new writes */
+	int error[WLOG_MAX_DEVICES];
+	uint64_t errors;
+	struct co_mutex lock;	/* one write at a time: commits, superblocks and rebuild copies */
+};
+
+struct wlog_volume {
+	struct disk disk;	/* first: the layer; disk.file is the image */
+	struct wlog *w;
+	struct list node;	/* wlog.volumes */
+	unsigned slot;
+	bool attached;		/* else only known from the superblock and the log */
+	struct wlog_volume_config config;
+	struct wl_map map, fresh;
+	struct list fifo;	/* ordered destage: durable records in order, wl_entry.fifo */
+	uint64_t fifo_bytes;
+	uint64_t last_seq;	/* batch of the last record appended */
+	uint64_t fresh_bytes;	/* appended and not applied */
+	bool flushed_once;
+	uint64_t dirty_since;	/* wall clock of the oldest dirty data, 0: clean */
+	uint64_t last_io_ns;	/* of the guest */
+	uint64_t run_ns;	/* how long the last image write took */
+	uint64_t cursor;	/* merged destage: where the next round begins */
+	uint64_t failures;
+	/* destage */
+	bool stop, stalled, draining, damaged, destaging, running, has_stamp;
+	struct co_queue destage_wake, destage_done;
+	struct co_sem destage_sem;
+	uint8_t *run_mem;	/* destage_parallel buffers of WL_RUN_MAX */
+	uint64_t run_free;	/* bit set: buffer is free */
+	uint64_t records, destaged_bytes;
+};
+
+struct wlog {
+	struct wl_dev dev;
+	struct wlog_config config;
+	struct wl_super sb;	/* as it will be written next */
+	uint64_t seg_bytes;	/* segments x size */
+
+	/* append */
+	struct list batches;	/* struct wl_batch from the tail on; the open one is last */
+	struct wl_batch *open;
+	uint8_t *desc;		/* encoded descriptors of the open batch */
+	uint32_t open_count, open_payload, open_cap, open_index_len;
+	uint64_t open_since_ns;
+	unsigned group_open;	/* an atomic group is being appended: seal with MORE */
+	uint64_t head_pos;	/* where the next batch goes, if it fits head_seg */
+	uint32_t head_seg;
+	uint64_t admitted;	/* bytes that admitted requests are going to append */
+	struct wl_batch *commit_next; /* oldest batch that is not written */
+	uint64_t next_seq, last_nonce;
+	uint64_t applied_seq, durable_seq, want_seq;
+	uint64_t unapplied_records;
+	struct co_mutex group_lock;
+	struct co_queue commit_wake, commit_done, space;
+	bool commit_running, stop, ticker_running;
+	int failed;
+	uint8_t *clean_buf;	/* WL_MAX_BATCH, for copying forward */
+	uint8_t *index;		/* of the segment that the head is in; index_len 0 and index_full when too large */
+	uint32_t index_len;
+	bool index_full;
+
+	/* memory ring */
+	uint8_t *mem;
+	uint64_t mem_size, mem_head;
+	struct wl_batch *mem_first; /* oldest batch with a buf, NULL: none */
+
+	/* pools */
+	struct wl_pool pool;
+	struct wl_batch *batch_base, *batch_free;
+	uint64_t batch_cap, batch_fresh, batch_used;
+
+	/* checkpoint */
+	uint32_t durable_tail_seg;
+	bool sb_dirty, space_wanted;
+	uint64_t sb_written_ns;
+	uint8_t *sb_buf;
+	struct co_queue ticker_wake;
+
+	struct list volumes;
+	struct wlog_volume *by_slot[WLOG_MAX_VOLUMES];
+
+	unsigned rebuild_side;
+	bool rebuild_running;
+	uint64_t rebuild_done, rebuild_total;
+
+	uint64_t commits, commit_bytes;
+	struct hist commit_latency;
+	uint64_t opened_wall;
+};
+
+/* dev.c */
+/* Durable on every side in sync; a side that fails is dropped, and the survivors' superblocks say so before this returns. */
+co_fn int co_wl_dev_write(struct wlog *w, uint64_t pos, const void *buf, uint64_t len);
+void wl_drop_side(struct wlog *w, unsigned side, int error);
+/* Invariant (7): enters the failed state and wakes everybody. */
+void wl_fail(struct wlog *w, int error, const char *what);
+/* From side `side`, or from any (-1). */
+co_fn int co_wl_dev_read(struct wlog *w, int side, uint64_t pos, void *buf, uint64_t len);
+
+/* super.c */
+co_fn int co_wl_checkpoint(struct wlog *w);
+/* The same for who holds dev.lock. */
+co_fn int co_wl_super_write(struct wlog *w);
+/* Reads both slots of one device; the newer valid one. */
+co_fn int co_wl_super_read(struct disk *d, struct wl_super *ret, struct err *err);
+void wl_kick_ticker(struct wlog *w);
+co_fn void co_wl_ticker(void *arg);
+
+/* append.c */
+int wl_append_init(struct wlog *w);
+void wl_append_fini(struct wlog *w);
+struct wl_batch *wl_batch_get(struct wlog *w);
+void wl_batch_put(struct wlog *w, struct wl_batch *b);
+/*
+ * Appends one request as one atomic group. `iov` may be NULL (zero, discard). Waits for room; 0 or -errno. `ret_seq` is the batch whose application makes it durable.
+ */
+/* Seals the open batch if there is one. */
+void wl_seal(struct wlog *w);
+co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64_t len, const struct iovec *iov,
+		       int niov, uint64_t *ret_seq);
+/* Brings `len` bytes of a record forward with its number and epoch; without waiting for space. -ENOSPC if there is none now. */
+int wl_append_copy(struct wlog_volume *v, const struct wl_entry *e, uint64_t off, uint64_t len, const void *data);
+/* Waits until everything up to batch `seq` is durable and applied. */
+co_fn int co_wl_commit_upto(struct wlog *w, uint64_t seq);
+co_fn int co_wl_commit_all(struct wlog *w);
+co_fn void co_wl_committer(void *arg);
+/* Applies one durable batch whose bytes are at `bytes`; shared with recovery. */
+int wl_apply_desc(struct wlog *w, struct wl_batch *b, const struct wl_desc *d);
+void wl_apply_batch(struct wlog *w, struct wl_batch *b);
+uint32_t wl_segment_of(const struct wlog *w, uint64_t pos);
+uint64_t wl_segment_pos(const struct wlog *w, uint32_t seg);
+/* Adds a batch of the head's segment to the index that the next segment will carry. */
+void wl_index_add(struct wlog *w, uint64_t pos, const struct wl_bhead *h, const uint8_t *desc);
+/* Makes the memory of the retired data unused again when nothing is dirty. */
+void wl_mem_trim(struct wlog *w);
+
+/* space.c */
+/* Whole segments that may be written now. */
+uint32_t wl_free_segments(const struct wlog *w);
+/* How full the log is for this volume, 0..1000: the worse of the ring and the volume's quota. */
+unsigned wl_fill_permille(const struct wlog_volume *v);
+uint64_t wl_quota(const struct wlog_volume *v);
+/* Waits for space, throttled along the curve. `bytes` of log will be taken. */
+co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes);
+void wl_advance_tail(struct wlog *w);
+/* Copies forward what pins the tail. */
+co_fn void co_wl_clean(struct wlog *w);
+uint64_t wl_dirty_bytes(const struct wlog_volume *v);
+
+/* read.c */
+/* Copies or reads a piece of a record into `dst`, verified. -EBADMSG: damaged. */
+co_fn int co_wl_read_piece(struct wlog *w, struct wl_batch *b, const struct wl_entry *piece, uint64_t off, uint64_t len,
+			   uint8_t *dst);
+co_fn int co_wl_read(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
+
+/* destage.c */
+co_fn void co_wl_destager(void *arg);
+void wl_destage_kick(struct wlog_volume *v);
+
+/* replay.c */
+co_fn int co_wl_recover(struct wlog *w, struct err *err);
+
+/* layer.c */
+extern const struct disk_ops wl_volume_ops;
+struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot);
+
+/* attach.c */
+void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec);

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: recovery.
+ *
+ * From the tail that the superblock names, batch by batch: the next one lies right behind the last or at the start of the next segment, has the next number
+ * and names its predecessor's nonce. Where the following segment's first batch carries an index of this one, the index is taken instead, so that
+ * a gigabyte of dirty log is known after reading some megabytes. Records are applied by the same function as in normal running.
+ *
+ * Where the chain ends
+ *  - at the torn end: nothing valid follows. Normal; what was there had not been acknowledged.
+ *  - at damage: the batch had been durable, because the superblock says so, or because a valid batch with a higher number and this generation exists
+ *    (invariant 1: it would not have been written otherwise). Refused, unless the operator chose to give up what follows.
+ * Data of a batch that a later one proves is not read here: its damage shows when it is read. The last batch has no such witness and is verified.
+ * An atomic group whose end is missing is left out: the scan is then done again up to where the group began.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "util/bytes.h"
+#include "util/crc32c.h"
+#include "wlog/internal.h"
+
+#define WINDOW (2u << 20)
+
+struct scan {
+	struct wlog *w;
+	uint64_t pos, seq, prev;	/* where the next batch is expected */
+	uint64_t limit;			/* do not take batches from this number on */
+	uint64_t group_seq;		/* first batch of the atomic group that is open, 0: none */
+	uint32_t seg;
+	/* the last batch taken */
+	uint64_t last_pos;
+	uint32_t last_len;
+	bool last_verified;
+	/* window */
+	uint8_t *buf;
+	uint64_t win_pos, win_len;
+	int win_side;
+	int error;			/* of the device */
+};
+
+/* `need` bytes at `pos` of one side; NULL if they cannot be read. */
+static co_fn const uint8_t *co_window(struct scan *s, int side, uint64_t pos, uint64_t need)
+{
+	struct wlog *w = s->w;
+	uint64_t seg_end = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size;
+	uint64_t len = min((uint64_t)WINDOW, seg_end - pos);
+
+	if (need > len)
+		return NULL;
+	if (side != s->win_side || pos < s->win_pos || pos + need > s->win_pos + s->win_len) {
+		int r = co_wl_dev_read(w, side, pos, s->buf, len);
+
+		s->win_len = 0;
+		if (r < 0) {
+			s->error = r;
+			return NULL;
+		}
+		s->win_pos = pos;
+		s->win_len = len;
+		s->win_side = side;
+	}
+	return s->buf + (pos - s->win_pos);
+}
+
+static bool descs_are_sane(const struct wl_bhead *h, const uint8_t *desc)
+{
+	for (uint32_t i = 0; i < h->count; i++) {
+		struct wl_desc d;
+
+		wl_desc_decode(desc + i * WL_D_SIZE, &d);
+		if (!wl_desc_is_sane(&d, h))
+			return false;
+	}
+	return true;
+}
+
+/* The batch at `pos` if it is the one expected there: header and descriptors are good. */
+static co_fn const uint8_t *co_batch_at(struct scan *s, int side, uint64_t pos, struct wl_bhead *h)
+{
+	struct wlog *w = s->w;
+	uint64_t log_end = wl_segment_pos(w, w->sb.seg_count);
+
+	if (pos + WL_BLOCK > log_end)
+		return NULL;
+	uint64_t room = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size - pos;
+	const uint8_t *p = co_window(s, side, pos, WL_BLOCK);
+
+	if (!p || wl_bhead_decode(p, room, &w->sb.uuid, h) < 0)
+		return NULL;
+	if (h->seq != s->seq || h->prev != s->prev || h->segment != wl_segment_of(w, pos))
+		return NULL;
+	p = co_window(s, side, pos, h->length);
+	if (!p || crc32c(0, p + wl_batch_desc_off(h), h->count * WL_D_SIZE) != h->desc_crc ||
+	    !descs_are_sane(h, p + wl_batch_desc_off(h)))
+		return NULL;
+	return p;
+}
+
+static bool payload_is_good(const struct wl_bhead *h, const uint8_t *p)
+{
+	if (crc32c(0, p + WL_B_HEADER, h->index_len) != h->index_crc)
+		return false;
+	for (uint32_t i = 0; i < h->count; i++) {
+		struct wl_desc d;
+
+		wl_desc_decode(p + wl_batch_desc_off(h) + i * WL_D_SIZE, &d);
+		if (d.type == WL_WRITE && crc32c(0, p + d.data, d.len) != d.crc)
+			return false;
+	}
+	return true;
+}
+
+/* Takes the batch that the scan stands at into the list and its records into the maps. */
+static int take(struct scan *s, uint64_t pos, const struct wl_bhead *h, const uint8_t *desc)
+{
+	struct wlog *w = s->w;
+	struct wl_batch *b = wl_batch_get(w);
+
+	if (!b)
+		return -ENOMEM;
+	b->seq = h->seq;
+	b->pos = pos;
+	b->prev = s->prev;
+	b->nonce = h->nonce;
+	b->wall = h->wall;
+	b->length = h->length;
+	b->more = h->flags & WL_B_FLAG_MORE;
+	b->written = b->applied = true;
+	list_add_tail(&w->batches, &b->node);
+	for (uint32_t i = 0; i < h->count; i++) {
+		struct wl_desc d;
+
+		wl_desc_decode(desc + i * WL_D_SIZE, &d);
+		int r = wl_apply_desc(w, b, &d);
+		if (r < 0)
+			return r;
+	}
+	if (b->more && !s->group_seq)
+		s->group_seq = b->seq;
+	if (!b->more)
+		s->group_seq = 0;
+	s->last_pos = pos;
+	s->last_len = h->length;
+	s->seq = h->seq + 1;
+	s->prev = h->nonce;
+	s->pos = pos + h->length;
+	s->seg = wl_segment_of(w, pos);
+	if (w->head_seg != s->seg) {
+		w->head_seg = s->seg;
+		w->index_len = 0;
+		w->index_full = false;
+	}
+	wl_index_add(w, pos, h, desc);
+	return 0;
+}
+
+/* One batch by its own header. 1: taken; 0: there is none; -errno. */
+static co_fn int co_take_one(struct scan *s)
+{
+	struct wlog *w = s->w;
+	uint64_t next = wl_segment_pos(w, (s->seg + 1) % w->sb.seg_count);
+	uint64_t place[2] = { s->pos, next };
+	struct wl_bhead h, found_h;
+	uint64_t found_pos = 0;
+	int found_side = -1;
+
+	for (unsigned k = 0; k < 2; k++) {
+		/* Right behind the last one a position at the segment's end is the next place, or beyond the log. */
+		for (unsigned side = 0; side < w->dev.n; side++) {
+			if (!w->dev.in_sync[side] || (k && place[1] == place[0]))
+				continue;
+			const uint8_t *p = co_batch_at(s, side, place[k], &h);
+			if (!p)
+				continue;
+			if (payload_is_good(&h, p)) {
+				s->last_verified = true;
+				int r = take(s, place[k], &h, p + wl_batch_desc_off(&h));
+				return r < 0 ? r : 1;
+			}
+			found_pos = place[k];
+			found_side = side;
+			found_h = h;
+		}
+	}
+	if (found_side < 0)
+		return 0;
+	/* Header and descriptors are good, data is not: the torn end, or damage if something proves the batch durable. */
+	const uint8_t *p = co_window(s, found_side, found_pos, found_h.length);
+
+	if (!p)
+		return s->error;
+	s->last_verified = false;
+	int r = take(s, found_pos, &found_h, p + wl_batch_desc_off(&found_h));
+	return r < 0 ? r : 1;
+}
+
+/* Takes the rest of the current segment from the index that the next one carries. 1: done; 0: no usable index; -errno. */
+static co_fn int co_take_index(struct scan *s)
+{
+	struct wlog *w = s->w;
+	uint32_t seg = s->seg, next = (seg + 1) % w->sb.seg_count;
+	uint64_t next_pos = wl_segment_pos(w, next), seg_pos = wl_segment_pos(w, seg);
+	struct wl_bhead h;
+	const uint8_t *p = NULL;
+
+	for (unsigned side = 0; side < w->dev.n && !p; side++) {
+		if (!w->dev.in_sync[side] || next == wl_segment_of(w, w->sb.tail_pos))
+			continue;
+		s->win_len = 0;
+		p = co_window(s, side, next_pos, WL_BLOCK);
+		if (!p || wl_bhead_decode(p, w->sb.seg_size, &w->sb.uuid, &h) < 0 || h.index_len == 0 ||
+		    h.seq <= s->seq || h.segment != next || h.seq > s->limit) {
+			p = NULL;
+			continue;
+		}
+		p = co_window(s, side, next_pos, h.length);
+		if (p && crc32c(0, p + WL_B_HEADER, h.index_len) != h.index_crc)
+			p = NULL;
+	}
+	if (!p)
+		return 0;
+
+	/* First pass: is it the chain that we are on, complete, and within bounds? */
+	const uint8_t *index = p + WL_B_HEADER;
+	uint64_t seq = 0, nonce = 0, end = 0;
+	uint32_t first = UINT32_MAX;
+
+	for (uint32_t at = 0; at < h.index_len;) {
+		const uint8_t *e = index + at;
+
+		if (h.index_len - at < WL_I_HEAD)
+			return 0;
+		struct wl_bhead bh = { .seq = get_le64(e + WL_I_SEQ), .length = get_le32(e + WL_I_LENGTH),
+				       .count = get_le32(e + WL_I_COUNT), .payload = get_le32(e + WL_I_PAYLOAD) };
+		uint32_t offset = get_le32(e + WL_I_OFFSET);
+
+		if (bh.count > (h.index_len - at - WL_I_HEAD) / WL_D_SIZE || (seq && bh.seq != seq + 1) ||
+		    offset < end || (uint64_t)offset + bh.length > w->sb.seg_size || bh.length > WL_MAX_BATCH ||
+		    (uint64_t)WL_B_HEADER + bh.payload + (uint64_t)bh.count * WL_D_SIZE > bh.length ||
+		    !descs_are_sane(&bh, e + WL_I_HEAD))
+			return 0;
+		if (bh.seq == s->seq) {
+			if (seq && nonce != s->prev)
+				return 0;
+			first = at;
+		}
+		seq = bh.seq;
+		nonce = get_le64(e + WL_I_NONCE);
+		end = offset + bh.length;
+		at += WL_I_HEAD + bh.count * WL_D_SIZE;
+	}
+	if (first == UINT32_MAX || seq + 1 != h.seq || nonce != h.prev)
+		return 0;
+	for (uint32_t at = first; at < h.index_len;) {
+		const uint8_t *e = index + at;
+		struct wl_bhead bh = { .seq = get_le64(e + WL_I_SEQ), .nonce = get_le64(e + WL_I_NONCE),
+				       .wall = get_le64(e + WL_I_WALL), .length = get_le32(e + WL_I_LENGTH),
+				       .count = get_le32(e + WL_I_COUNT), .flags = get_le32(e + WL_I_FLAGS),
+				       .payload = get_le32(e + WL_I_PAYLOAD) };
+		int r = take(s, seg_pos + get_le32(e + WL_I_OFFSET), &bh, e + WL_I_HEAD);
+
+		if (r < 0)
+			return r;
+		at += WL_I_HEAD + bh.count * WL_D_SIZE;
+	}
+	s->last_verified = true;	/* proven by the batch that carries the index */
+	s->pos = seg_pos + w->sb.seg_size;
+	return 1;
+}
+
+/* A valid header of this generation with a number above `seq`, anywhere it could be. */
+static co_fn bool co_find_witness(struct scan *s, uint64_t *ret_seq)
+{
+	struct wlog *w = s->w;
+	struct wl_bhead h;
+	uint64_t seg_end = wl_segment_pos(w, s->seg) + w->sb.seg_size;
+
+	for (unsigned side = 0; side < w->dev.n; side++) {
+		if (!w->dev.in_sync[side])
+			continue;
+		for (uint64_t pos = s->pos; pos < seg_end; pos += WL_BLOCK) {
+			const uint8_t *p = co_window(s, side, pos, WL_BLOCK);
+
+			if (p && wl_bhead_decode(p, seg_end - pos, &w->sb.uuid, &h) == 0 && h.seq > s->seq &&
+			    h.generation >= w->sb.generation)
+				goto found;
+		}
+		for (uint32_t i = 1; i < w->sb.seg_count; i++) {
+			uint8_t *p = s->buf;
+
+			s->win_len = 0;
+			if (co_wl_dev_read(w, side, wl_segment_pos(w, (s->seg + i) % w->sb.seg_count), p, WL_BLOCK) == 0 &&
+			    wl_bhead_decode(p, w->sb.seg_size, &w->sb.uuid, &h) == 0 && h.seq > s->seq &&
+			    h.generation >= w->sb.generation)
+				goto found;
+		}
+	}
+	return false;
+found:
+	*ret_seq = h.seq;
+	return true;
+}
+
+/* The chain has ended at s->seq: torn end (0) or damage (-EBADMSG, told)? */
+static co_fn int co_judge_end(struct scan *s, struct err *err)
+{
+	struct wlog *w = s->w;
+	uint64_t witness = 0;
+	const char *how = NULL;
+
+	if (s->seq <= w->sb.durable_seq || s->seq < w->sb.gen_start) {
+		witness = max(w->sb.durable_seq, w->sb.gen_start - 1);
+		how = "the superblock";
+	} else if (!(w->sb.flags & WL_SB_FLAG_CLEAN) && co_find_witness(s, &witness)) {
+		how = "a later batch";
+	}
+	if (!how)
+		return s->error;
+	if (w->config.ignore_damage) {
+		log_warn("write log: batch %llu at %llu is damaged; giving up what follows it, as was asked for",
+			 (unsigned long long)s->seq, (unsigned long long)s->pos);
+		/* Numbers never come again: a stale later batch must not look like proof. */
+		s->seq = witness + 1;
+		return 0;
+	}
+	return err_set(err, -EBADMSG, "write log: batch %llu at byte %llu is damaged, though %s shows that it had been durable (up to batch %llu); "
+		       "see `weir log check`, restore the device, or give up what follows with --ignore-damage",
+		       (unsigned long long)s->seq, (unsigned long long)s->pos, how, (unsigned long long)witness);
+}
+
+static co_fn int co_scan(struct scan *s, struct err *err)
+{
+	struct wlog *w = s->w;
+	bool tried_index = false;
+	uint32_t seg = UINT32_MAX;
+	int r = 1;
+
+	s->pos = w->sb.tail_pos;
+	s->seq = w->sb.tail_seq;
+	s->prev = w->sb.tail_prev;
+	s->seg = s->pos == wl_segment_pos(w, w->sb.seg_count) ? w->sb.seg_count - 1 : wl_segment_of(w, s->pos);
+	if (s->pos > WL_FIRST_SEGMENT && is_aligned(s->pos - WL_FIRST_SEGMENT, w->sb.seg_size))
+		s->seg = (uint32_t)((s->pos - WL_FIRST_SEGMENT) / w->sb.seg_size) - 1;
+	w->head_seg = s->seg;
+	w->index_full = false;
+	while (s->seq < s->limit) {
+		if (seg != s->seg) {
+			seg = s->seg;
+			tried_index = false;
+		}
+		if (!tried_index) {
+			tried_index = true;
+			r = co_take_index(s);
+			if (r < 0)
+				break;
+			if (r > 0)
+				continue;
+		}
+		r = co_take_one(s);
+		if (r <= 0)
+			break;
+	}
+	if (r < 0)
+		return err_errno(err, r, "write log: batch %llu cannot be taken in", (unsigned long long)s->seq);
+	return 0;
+}
+
+static void forget(struct wlog *w)
+{
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+		wl_map_clear(&v->map, &w->pool);
+		while (!list_empty(&v->fifo))
+			wl_pool_put(&w->pool, list_first(&v->fifo, struct wl_entry, fifo));
+		v->fifo_bytes = 0;
+		v->dirty_since = 0;
+		v->records = 0;
+	}
+	while (!list_empty(&w->batches)) {
+		struct wl_batch *b = list_first(&w->batches, struct wl_batch, node);
+
+		list_del(&b->node);
+		wl_batch_put(w, b);
+	}
+	w->index_len = 0;
+}
+
+/* What is on one side only is brought to all: the last batch may have reached just one. */
+static co_fn int co_level_sides(struct scan *s)
+{
+	struct wlog *w = s->w;
+
+	if (w->dev.n < 2 || s->last_len == 0 || w->config.read_only)
+		return 0;
+	int r = -EIO;
+
+	for (unsigned side = 0; side < w->dev.n && r < 0; side++) {
+		struct wl_bhead h;
+
+		if (!w->dev.in_sync[side] || co_wl_dev_read(w, side, s->last_pos, s->buf, s->last_len) < 0)
+			continue;
+		if (wl_bhead_decode(s->buf, s->last_len, &w->sb.uuid, &h) == 0 && h.seq == s->seq - 1 && payload_is_good(&h, s->buf))
+			r = 0;
+	}
+	return r < 0 ? r : co_wl_dev_write(w, s->last_pos, s->buf, s->last_len);
+}
+
+/*
+ * Batches of an unfinished group may lie behind the new head, valid but given up. Their segments' first blocks must not be taken for carriers of
+ * an index when the numbers come round to them again; from the farthest on, so that a crash in between leaves a state that is found again.
+ */
+static co_fn int co_scrub_given_up(struct scan *s)
+{
+	struct wlog *w = s->w;
+	uint32_t n = 0;
+	struct wl_bhead h;
+
+	if (w->config.read_only)
+		return 0;
+	for (uint32_t i = 1; i < w->sb.seg_count; i++) {
+		uint64_t pos = wl_segment_pos(w, (w->head_seg + i) % w->sb.seg_count);
+		bool stale = false;
+
+		for (unsigned side = 0; side < w->dev.n; side++) {
+			if (w->dev.in_sync[side] && co_wl_dev_read(w, side, pos, s->buf, WL_BLOCK) == 0 &&
+			    wl_bhead_decode(s->buf, w->sb.seg_size, &w->sb.uuid, &h) == 0 && h.seq >= w->next_seq)
+				stale = true;
+		}
+		if (!stale)
+			break;
+		n = i;
+	}
+	for (; n > 0; n--) {
+		memset(s->buf, 0, WL_BLOCK);
+		int r = co_wl_dev_write(w, wl_segment_pos(w, (w->head_seg + n) % w->sb.seg_count), s->buf, WL_BLOCK);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+co_fn int co_wl_recover(struct wlog *w, struct err *err)
+{
+	uint64_t min_next = w->sb.tail_seq;
+	struct scan s = { .w = w, .limit = UINT64_MAX, .win_side = -1 };
+	int r;
+
+	s.buf = co_buf_get(rt_bufs(), WINDOW);
+	for (;;) {
+		r = co_scan(&s, err);
+		if (r < 0)
+			goto out;
+		bool torn = s.seq > w->sb.tail_seq && !s.last_verified && s.seq - 1 > w->sb.durable_seq &&
+			    s.seq - 1 >= w->sb.gen_start;
+		if (s.limit == UINT64_MAX) {
+			/* Judged where the chain breaks, before what must not be kept is left out. */
+			if (torn) {
+				struct scan t = s;
+
+				t.seq = s.seq - 1;
+				uint64_t witness;
+				if (co_find_witness(&t, &witness) && witness != t.seq)
+					torn = false;
+				s.win_len = 0;
+			}
+			if (!torn) {
+				uint64_t seq = s.seq;
+
+				r = co_judge_end(&s, err);
+				if (r < 0)
+					goto out;
+				min_next = max(min_next, s.seq != seq ? s.seq : 0);
+			}
+			s.win_len = 0;
+		}
+		if (!torn && !s.group_seq)
+			break;
+		s = (struct scan){ .w = w, .limit = s.group_seq ? s.group_seq : s.seq - 1, .buf = s.buf, .win_side = -1 };
+		forget(w);
+	}
+	w->next_seq = max(s.seq, min_next);
+	w->last_nonce = s.prev;
+	w->head_pos = s.pos;
+	w->head_seg = s.seg;
+	w->applied_seq = w->durable_seq = w->next_seq - 1;
+	w->durable_tail_seg = list_empty(&w->batches) ? w->head_seg :
+			      wl_segment_of(w, list_first(&w->batches, struct wl_batch, node)->pos);
+	r = co_level_sides(&s);
+	if (r == 0)
+		r = co_scrub_given_up(&s);
+	if (r < 0)
+		err_errno(err, r, "write log: its end cannot be put in order");
+out:
+	rt_buf_put(rt_bufs(), s.buf);
+	return r;
+}

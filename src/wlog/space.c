@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: space. Quotas, the throttle, the tail, and copying forward.
+ *
+ * The ring is freed from its tail only. A volume whose image hangs would hold the tail, and with it everybody's space; so when free
+ * segments run short while more than one volume has dirty data, what is still needed of the oldest segment is copied to the
+ * head, with its record numbers and epochs, and the tail moves on. Each volume's dirty data is bounded by its quota, so what is copied is, too.
+ *
+ * The throttle follows ZFS's write throttle (OpenZFS, "ZFS Transaction Delay", module/zfs/dmu_tx.c): no delay below the high
+ * watermark, then delay = scale * (fill - high) / (full - fill), so that the time per write rises smoothly to what the image takes. Differences: the
+ * fill is the worse of the ring's and the volume's quota, and the cap is 20 ms.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "util/bytes.h"
+#include "wlog/internal.h"
+
+#define THROTTLE_SCALE_NS 200000ull
+#define THROTTLE_CAP_NS 20000000ull
+
+uint32_t wl_free_segments(const struct wlog *w)
+{
+	uint32_t n = w->sb.seg_count;
+
+	return n - 1 - (w->head_seg - w->durable_tail_seg + n) % n;
+}
+
+static unsigned attached_volumes(const struct wlog *w)
+{
+	unsigned n = 0;
+
+	list_for_each(&w->volumes, l)
+		n += container_of(l, struct wlog_volume, node)->attached;
+	return max(n, 1u);
+}
+
+uint64_t wl_quota(const struct wlog_volume *v)
+{
+	const struct wlog *w = v->w;
+	uint64_t usable = (uint64_t)(w->sb.seg_count - WL_SEG_RESERVE - 1) * w->sb.seg_size;
+	uint64_t quota = w->sb.vol[v->slot].quota;
+	uint64_t n = attached_volumes(w);
+
+	/* Whatever one volume takes, half an equal share is left for each of the others. */
+	uint64_t share = usable - (n - 1) * (usable / (2 * n));
+
+	return quota ? min(quota, share) : share;
+}
+
+uint64_t wl_dirty_bytes(const struct wlog_volume *v)
+{
+	return max(v->map.bytes, v->fifo_bytes);
+}
+
+unsigned wl_fill_permille(const struct wlog_volume *v)
+{
+	const struct wlog *w = v->w;
+	uint64_t used = wl_dirty_bytes(v) + v->fresh_bytes;
+	uint64_t by_quota = used * 1000 / max(wl_quota(v), (uint64_t)1);
+	uint64_t usable = w->sb.seg_count - WL_SEG_RESERVE;
+	uint64_t taken = w->sb.seg_count - wl_free_segments(w);
+	uint64_t by_ring = taken <= 2 ? 0 : (taken - 2) * 1000 / usable;
+
+	return min(max(by_quota, by_ring), (uint64_t)1000);
+}
+
+/* True if `bytes` more would leave too little for the cleaner, exceed the quota or exhaust the index. */
+static bool is_full(const struct wlog_volume *v, uint64_t bytes)
+{
+	const struct wlog *w = v->w;
+	uint64_t segs = wl_free_segments(w);
+	uint64_t free = segs > WL_SEG_RESERVE ? (segs - WL_SEG_RESERVE) * w->sb.seg_size : 0;
+	uint64_t used = wl_dirty_bytes(v) + v->fresh_bytes;
+
+	if (free < w->admitted + bytes + bytes / 16)
+		return true;
+	if (used && used + bytes > wl_quota(v))
+		return true;
+	return wl_pool_free(&w->pool) < 4 * w->unapplied_records + WL_POOL_RESERVE;
+}
+
+static void ask_for_space(struct wlog *w)
+{
+	w->space_wanted = true;
+	list_for_each(&w->volumes, l)
+		wl_destage_kick(container_of(l, struct wlog_volume, node));
+	wl_kick_ticker(w);
+}
+
+co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes)
+{
+	struct wlog *w = v->w;
+	unsigned fill = wl_fill_permille(v), high = w->config.high_pct * 10;
+
+	if (fill > high && !w->failed) {
+		uint64_t delay = THROTTLE_SCALE_NS * (fill - high) / max(1000 - fill, 1u);
+
+		wl_destage_kick(v);
+		wl_kick_ticker(w);
+		co_sleep_ns(min(delay, THROTTLE_CAP_NS));
+	}
+	while (!w->failed && is_full(v, bytes)) {
+		/* What is open and not committed cannot be destaged: nobody else may come to commit it. */
+		if (w->open && w->open_count)
+			w->want_seq = max(w->want_seq, w->open->seq);
+		co_queue_wake_one(&w->commit_wake);
+		ask_for_space(w);
+		co_queue_wait(&w->space, "room in the write log");
+	}
+	if (w->failed)
+		return w->failed;
+	w->admitted += bytes;
+	return 0;
+}
+
+void wl_advance_tail(struct wlog *w)
+{
+	bool moved = false;
+
+	for (;;) {
+		struct wl_batch *b = list_first(&w->batches, struct wl_batch, node);
+
+		if (!b || !b->applied || b->pins || !list_empty(&b->entries))
+			break;
+		if (w->mem_first == b)
+			w->mem_first = b->node.next == &w->batches ? NULL :
+				       container_of(b->node.next, struct wl_batch, node);
+		list_del(&b->node);
+		wl_batch_put(w, b);
+		moved = true;
+	}
+	if (moved) {
+		w->sb_dirty = true;
+		if (w->space_wanted)
+			wl_kick_ticker(w);
+	}
+}
+
+/* --- Copying forward --- */
+
+struct victim {
+	struct wlog_volume *v;
+	struct wl_entry e;	/* a copy */
+	bool fifo;
+};
+
+#define VICTIMS 64
+
+static bool worth_cleaning(struct wlog *w)
+{
+	uint64_t dirty = 0;
+	unsigned volumes = 0;
+
+	if (w->failed || wl_free_segments(w) > max(WL_SEG_RESERVE + 1, w->sb.seg_count / 8))
+		return false;
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+		uint64_t d = wl_dirty_bytes(v) + v->fresh_bytes;
+
+		dirty += d;
+		/* A volume that waits for room counts though it holds nothing. */
+		volumes += d > 0 || v->attached;
+	}
+	return volumes > 1 && dirty < w->seg_bytes - w->seg_bytes / 8;
+}
+
+/* Up to VICTIMS live entries of the oldest batches in the tail's segment. */
+static unsigned collect_victims(struct wlog *w, struct victim *out)
+{
+	struct wl_batch *tail = list_first(&w->batches, struct wl_batch, node);
+	unsigned n = 0;
+
+	if (!tail || !tail->applied)
+		return 0;
+	uint32_t seg = wl_segment_of(w, tail->pos);
+
+	if (seg == w->head_seg)
+		return 0;
+	list_for_each(&w->batches, l) {
+		struct wl_batch *b = container_of(l, struct wl_batch, node);
+
+		if (wl_segment_of(w, b->pos) != seg || !b->applied)
+			break;
+		list_for_each(&b->entries, m) {
+			struct wl_entry *e = container_of(m, struct wl_entry, on_batch);
+			struct wlog_volume *v = w->by_slot[e->volume];
+
+			if (!v)
+				continue;
+			bool ordered = !v->attached || v->config.destage == WLOG_DESTAGE_ORDERED;
+
+			/* Ordered volumes are copied by whole records of their queue, which takes the map's pieces along. */
+			if (ordered && e->map)
+				continue;
+			if (n == VICTIMS)
+				return n;
+			out[n++] = (struct victim){ v, *e, !e->map };
+		}
+	}
+	return n;
+}
+
+/* Appends what is still current of [off, end) of the victim, whose bytes are at `data`. */
+static int copy_current(struct wlog *w, struct victim *c, const uint8_t *data)
+{
+	struct wlog_volume *v = c->v;
+	uint64_t off = c->e.off, end = c->e.off + c->e.len;
+	int r = 0;
+
+	if (c->fifo)
+		return wl_append_copy(v, &c->e, off, c->e.len, data);
+	while (off < end && r == 0) {
+		struct wl_entry *e = wl_map_find(&v->map, off), *f = wl_map_find(&v->fresh, off);
+
+		if (!e || e->off >= end)
+			break;
+		uint64_t from = max(off, e->off), to = min(end, e->off + e->len);
+
+		if (e->rno != c->e.rno || e->batch->seq != c->e.batch->seq) {
+			off = to;
+			continue;
+		}
+		if (f && f->off < to) {	/* a newer version is on its way into the log */
+			if (f->off <= from) {
+				off = min(to, f->off + f->len);
+				continue;
+			}
+			to = f->off;
+		}
+		r = wl_append_copy(v, &c->e, from, to - from, data + (from - c->e.off));
+		off = to;
+	}
+	return r;
+}
+
+co_fn void co_wl_clean(struct wlog *w)
+{
+	static const unsigned max_rounds = 4096;
+	struct victim victims[VICTIMS];
+
+	for (unsigned round = 0; round < max_rounds && w->space_wanted && worth_cleaning(w); round++) {
+		unsigned n = collect_victims(w, victims);
+
+		if (n == 0)
+			break;
+		/* The batches must stay where they are while their data is read. */
+		for (unsigned i = 0; i < n; i++)
+			victims[i].e.batch->pins++;
+		int r = 0;
+
+		for (unsigned i = 0; i < n && r == 0; i++) {
+			struct wl_entry *e = &victims[i].e;
+
+			if (e->type == WL_WRITE)
+				r = co_wl_read_piece(w, e->batch, e, e->off, e->len, w->clean_buf);
+			if (r == -EBADMSG) {
+				victims[i].v->damaged = true;
+				r = 0;
+				continue;
+			}
+			if (r == 0)
+				r = copy_current(w, &victims[i], w->clean_buf);
+			if (r == -EAGAIN)
+				r = co_wl_commit_all(w);
+		}
+		for (unsigned i = 0; i < n; i++)
+			victims[i].e.batch->pins--;
+		if (r == 0)
+			r = co_wl_commit_all(w);
+		wl_advance_tail(w);
+		if (r < 0)
+			break;
+		struct wl_batch *tail = list_first(&w->batches, struct wl_batch, node);
+
+		if (!tail || wl_segment_of(w, tail->pos) != w->durable_tail_seg) {
+			if (co_wl_checkpoint(w) < 0)
+				break;
+			w->space_wanted = false;
+		}
+	}
+}
