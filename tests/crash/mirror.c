@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Variants of a mirrored log: a side dies, is missing, comes back stale, is rebuilt.
+ *
+ * Devices log0 and log1 are the sides; log2, where there is one, replaces the side that died.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "crash.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "variants.h"
+
+#define DIES_WITHIN 150u
+
+struct mirror {
+	struct world *w;
+	unsigned victim;
+	uint64_t n, seen;	/* it dies at its n-th I/O */
+	bool dead, rebuild, rebuilt;
+	uint64_t dead_at;	/* tick */
+	uint64_t rebuilt_at;
+};
+
+static int on_mirror_io(void *arg, struct powercut_dev *dev, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	struct mirror *m = arg;
+
+	if (m->dead || dev != world_log_dev(m->w, m->victim) || ++m->seen != m->n)
+		return 0;
+	m->dead = true;
+	m->dead_at = m->w->clock;
+	powercut_dev_fail(dev, -EIO);
+	return -EIO;
+}
+
+static co_fn void co_rebuild(struct mirror *m)
+{
+	struct world *w = m->w;
+	struct wlog_info info;
+	struct err err = ERR_INIT;
+	struct disk *d;
+
+	if (powercut_dev_open(world_log_dev(w, 2), &d))
+		abort();
+	if (co_wlog_rebuild(w->log, d, &err))
+		crash_fail("rebuild", "%s", err.msg);
+	/* Goes on working while it copies. */
+	co_work(w, w->sc->work.ops, w->sc->seed + 1, 0);
+	for (;;) {
+		wlog_get_info(w->log, &info);
+		if (!info.rebuilding)
+			break;
+		co_sleep_ns(10000000);
+	}
+	if (info.degraded)
+		crash_fail("rebuild", "the log is still degraded after the rebuild");
+	m->rebuilt = true;
+	m->rebuilt_at = w->clock;
+}
+
+static co_fn void co_run_mirror(void *arg)
+{
+	struct mirror *m = arg;
+	struct world *w = m->w;
+	struct err err = ERR_INIT;
+	struct wlog_info info;
+
+	if (co_world_format(w, &err) || co_world_open(w, &err))
+		crash_fail("open", "a new log: %s", err.msg);
+	w->hook = on_mirror_io;
+	w->hook_arg = m;
+	world_arm(w, m->rebuild ? 3 : 1, 1, crash_opts.cut);
+	co_work(w, w->sc->work.ops, w->sc->seed, 0);
+	if (m->rebuild && m->dead)
+		co_rebuild(m);
+	wlog_get_info(w->log, &info);
+	if (info.degraded != (m->dead && !m->rebuilt))
+		crash_fail("degraded", "a side is %s, and the log says it is %s", m->dead && !m->rebuilt ? "dead" : "well",
+			   info.degraded ? "degraded" : "well");
+	if (co_world_close(w))
+		crash_fail("close", "closing the log failed");
+	w->hook = NULL;
+	world_disarm(w);
+}
+
+/* Which devices the operator names after the crash. */
+static unsigned pick_sides(const struct mirror *m, const struct snap *s, struct rng *r)
+{
+	unsigned good = 1u << !m->victim, both = 3;
+
+	if (m->rebuilt && s->at > m->rebuilt_at) {
+		/* The new side is worth as much as the old one. */
+		both = good | 4;
+		return rng_below(r, 2) ? both : rng_below(r, 2) ? good : 4;
+	}
+	if (m->dead && s->at >= m->dead_at)
+		return rng_below(r, 2) ? both : good;
+	return 1 + rng_below(r, 3);
+}
+
+static void run_mirror_variant(const struct scenario *sc, bool rebuild)
+{
+	struct mirror m = { .w = world_create(sc), .victim = sc->seed & 1, .n = 1 + sc->seed * 31 % DIES_WITHIN,
+			    .rebuild = rebuild };
+	struct world *w = m.w;
+
+	crash_run(sc, sc->seed, co_run_mirror, &m);
+	for (unsigned i = 0; i < w->snaps.n; i++) {
+		struct rng r;
+
+		rng_seed(&r, sc->seed * 7919 + w->snaps.v[i].n);
+		w->sides = pick_sides(&m, &w->snaps.v[i], &r);
+		verify_snap(w, &w->snaps.v[i], rng_below(&r, 4) ? THEN_CLOSE : THEN_REOPEN);
+	}
+	w->snaps.n = 0;
+	world_destroy(w);
+}
+
+void run_mirror(const struct scenario *sc)
+{
+	run_mirror_variant(sc, false);
+}
+
+void run_rebuild(const struct scenario *sc)
+{
+	run_mirror_variant(sc, true);
+}
+
+void adjust_mirror(struct scenario *sc, struct rng *r)
+{
+	sc->nsides = 2;
+}
+
+void adjust_rebuild(struct scenario *sc, struct rng *r)
+{
+	sc->nsides = 2;
+	sc->spare = true;
+	sc->work.ops /= 2;
+}

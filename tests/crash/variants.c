@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The variants that need no more than a scenario, a workload and cuts.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "crash.h"
+#include "util/err.h"
+#include "variants.h"
+
+static co_fn void co_run(void *arg)
+{
+	struct world *w = arg;
+	struct err err = ERR_INIT;
+
+	if (co_world_format(w, &err) || co_world_open(w, &err))
+		crash_fail("open", "a new log: %s", err.msg);
+	world_arm(w, w->snaps.every, w->snaps.per_cut, crash_opts.cut);
+	co_work(w, w->sc->work.ops, w->sc->seed, 0);
+	if (co_world_close(w))
+		crash_fail("close", "closing the log failed");
+	world_disarm(w);
+}
+
+static co_fn void co_reopen(void *arg)
+{
+	struct world *w = arg;
+
+	co_verify_closed(w);
+}
+
+co_fn void co_verify_closed(struct world *w)
+{
+	struct world *before = world_take_histories(w);
+	struct err err = ERR_INIT;
+
+	if (co_world_open(w, &err))
+		crash_fail("open", "after a clean close: %s", err.msg);
+	co_verify_and_know(w, before, w->clock, true, "after a clean close");
+	if (w->log)
+		co_drain_and_verify(w);
+	co_world_close(w);
+	world_destroy(before);
+}
+
+/* Runs the workload once, with a snapshot at each `every`-th instant. */
+static struct world *run_with_cuts(const struct scenario *sc, unsigned every, unsigned per_cut)
+{
+	struct world *w = world_create(sc);
+
+	w->snaps.every = every;
+	w->snaps.per_cut = per_cut;
+	crash_run(sc, sc->seed, co_run, w);
+	return w;
+}
+
+static unsigned then_mostly_close(uint64_t n, struct rng *r)
+{
+	unsigned dice = rng_below(r, 100), then = THEN_IMAGE;
+
+	if (dice < 15)
+		then |= THEN_DRAIN;
+	if (dice >= 10 && dice < 25)
+		then |= THEN_WORK;
+	if (dice < 20)
+		then |= THEN_REOPEN;
+	return then;
+}
+
+static void run_cut(const struct scenario *sc)
+{
+	struct world *w = run_with_cuts(sc, 1, 1);
+
+	verify_snaps(w, then_mostly_close);
+	crash_run(sc, ~sc->seed, co_reopen, w);
+	world_destroy(w);
+}
+
+static unsigned then_cut_again(uint64_t n, struct rng *r)
+{
+	unsigned then = THEN_CUT;
+
+	if (rng_below(r, 2))
+		then |= THEN_DRAIN;
+	if (rng_below(r, 3) == 0)
+		then |= THEN_WORK;
+	return then;
+}
+
+static void run_recut(const struct scenario *sc)
+{
+	static const unsigned primes[] = { 23, 29, 31, 37 };
+	struct world *w = run_with_cuts(sc, primes[sc->seed % 4], 1);
+
+	verify_snaps(w, then_cut_again);
+	world_destroy(w);
+}
+
+static void adjust_bare(struct scenario *sc, struct rng *r)
+{
+	sc->logged = false;
+}
+
+static void adjust_perfect(struct scenario *sc, struct rng *r)
+{
+	sc->logged = false;
+	sc->perfect = true;
+	sc->image_dev.sector = sc->image_dev.align = 4096;
+	for (unsigned i = 0; i < sc->nvols; i++)
+		sc->size[i] &= ~4095ull;
+}
+
+static void adjust_lying(struct scenario *sc, struct rng *r)
+{
+	adjust_perfect(sc, r);
+	sc->lying = true;
+}
+
+static void adjust_lying_bare(struct scenario *sc, struct rng *r)
+{
+	adjust_bare(sc, r);
+	sc->lying = true;
+	sc->work.flush_pct = 30;
+}
+
+const struct variant crash_variants[] = {
+	{ "cut", "a cut at any write leaves a prefix that covers the last flush", run_cut, NULL },
+	{ "recut", "a second cut during recovery, drain or later work is like the first", run_recut, NULL },
+	{ "bare", "without a log, flushed data is there", run_cut, adjust_bare },
+	{ "mirror", "a side of the mirror dies: nobody notices; a stale side is never believed", run_mirror, adjust_mirror },
+	{ "rebuild", "a side is replaced under load", run_rebuild, adjust_rebuild },
+	{ "error", "an I/O error is reported, and nothing that was flushed is lost", run_error, NULL },
+	{ "dead", "the same for a device that fails for good", run_dead, NULL },
+	{ "stall", "a hanging image stalls only its own volume", run_stall, adjust_stall },
+	{ "format", "a cut while formatting leaves the old log, a new one, or none", run_reformat, adjust_reformat },
+	{ "perfect", "self-test: a disk whose every write is FUA passes", run_cut, adjust_perfect },
+	{ "lying", "(self-test: must fail: writes that are not FUA after all)", run_cut, adjust_lying },
+	{ "lying-bare", "(self-test: must fail: flushes that never reach the disk)", run_cut, adjust_lying_bare },
+	{ 0 },
+};

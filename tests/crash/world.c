@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Devices, what is open on them, and the snapshots of a run.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "crash.h"
+#include "util/bytes.h"
+#include "util/err.h"
+
+#define READ_CHUNK (192u << 10)
+
+static const char *const log_name[] = { "log0", "log1", "log2" };
+static const char *const image_name[CRASH_VOLUMES] = { "image0", "image1", "image2" };
+
+struct powercut_dev *world_log_dev(struct world *w, unsigned side)
+{
+	return powercut_dev_find(w->p, log_name[side]);
+}
+
+struct powercut_dev *world_image_dev(struct world *w, unsigned vol)
+{
+	return powercut_dev_find(w->p, image_name[vol]);
+}
+
+struct world *world_on(const struct scenario *sc, struct powercut *p)
+{
+	struct world *w = calloc(1, sizeof(*w));
+
+	if (!w)
+		abort();
+	w->sc = sc;
+	w->p = p;
+	w->sides = (1u << sc->nsides) - 1;
+	co_queue_init(&w->idle);
+	return w;
+}
+
+struct world *world_create(const struct scenario *sc)
+{
+	struct world *w = world_on(sc, powercut_create(sc->seed));
+
+	for (unsigned i = 0; i < sc->nsides + sc->spare; i++)
+		powercut_dev_create(w->p, log_name[i], sc->log_size, &sc->log_dev);
+	for (unsigned i = 0; i < sc->nvols; i++) {
+		struct powercut_dev *d = powercut_dev_create(w->p, image_name[i], sc->size[i], &sc->image_dev);
+
+		w->model[i] = model_create(i, sc->size[i], &w->clock);
+		if (sc->filled) {
+			model_fill_base(w->model[i]);
+			powercut_dev_poke(d, 0, w->model[i]->base, sc->size[i], false);
+		}
+		w->model[i]->weak_discard = !sc->logged && (sc->image_dev.no_discard || sc->image_dev.discard_keeps);
+	}
+	w->known = true;
+	return w;
+}
+
+void world_destroy(struct world *w)
+{
+	if (!w)
+		return;
+	for (unsigned i = 0; i < w->snaps.n; i++)
+		powercut_destroy(w->snaps.v[i].p);
+	free(w->snaps.v);
+	for (unsigned i = 0; i < CRASH_VOLUMES; i++)
+		model_destroy(w->model[i]);
+	powercut_destroy(w->p);
+	free(w);
+}
+
+struct world *world_take_histories(struct world *w)
+{
+	struct world *to = world_on(w->sc, NULL);
+
+	for (unsigned i = 0; i < w->sc->nvols; i++) {
+		to->model[i] = w->model[i];
+		w->model[i] = NULL;
+	}
+	return to;
+}
+
+void world_know(struct world *w, unsigned vol, const struct model *before, const uint8_t *content)
+{
+	struct model *m = model_create(vol, before->size, &w->clock);
+
+	memcpy(m->base, content, m->size);
+	m->first_id = before->first_id + before->nops;
+	m->weak_discard = before->weak_discard;
+	model_destroy(w->model[vol]);
+	w->model[vol] = m;
+}
+
+/* --- Snapshots --- */
+
+static void take(struct world *w, uint64_t n, uint64_t seed, const char *where)
+{
+	struct snaps *s = &w->snaps;
+
+	if (s->n == s->max) {
+		s->max = s->max ? s->max * 2 : 64;
+		s->v = realloc(s->v, s->max * sizeof(*s->v));
+		if (!s->v)
+			abort();
+	}
+	s->v[s->n++] = (struct snap){ .p = powercut_fork(w->p, w->sc->seed * 1000003 + seed), .at = w->clock, .n = n,
+				      .recovering = !w->known, .where = where };
+}
+
+void world_take(struct world *w, const char *where)
+{
+	take(w, w->snaps.seen, ~w->snaps.seen, where);
+}
+
+static void instant(struct world *w, const char *where)
+{
+	struct snaps *s = &w->snaps;
+	uint64_t n;
+
+	if (!s->every || powercut_is_off(w->p))
+		return;
+	n = ++s->seen;
+	if (s->want ? n != s->want : n % s->every != 0)
+		return;
+	for (unsigned k = 0; k < s->per_cut; k++)
+		take(w, n, n * 16 + k, where);
+}
+
+static int on_io(void *arg, struct powercut_dev *dev, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	struct world *w = arg;
+
+	if (crash_opts.verbose)
+		printf("    io %s %s [%llu,+%llu)%s\n", powercut_dev_name(dev),
+		       op == DISK_OP_READ ? "read" : op == DISK_OP_FLUSH ? "flush" : op == DISK_OP_ZERO ? "zero" :
+		       op == DISK_OP_DISCARD ? "discard" : "write", (unsigned long long)off, (unsigned long long)len,
+		       flags & DISK_FUA ? " fua" : "");
+	if (op != DISK_OP_READ && op != DISK_OP_EXTENT)
+		instant(w, powercut_dev_name(dev));
+	return w->hook ? w->hook(w->hook_arg, dev, op, off, len, flags) : 0;
+}
+
+void world_arm(struct world *w, unsigned every, unsigned per_cut, uint64_t want)
+{
+	w->snaps.every = every;
+	w->snaps.per_cut = per_cut;
+	w->snaps.want = want;
+	powercut_set_hook(w->p, on_io, w);
+}
+
+void world_disarm(struct world *w)
+{
+	w->snaps.every = 0;
+	if (!w->hook)
+		powercut_set_hook(w->p, NULL, NULL);
+}
+
+void world_answered(struct world *w)
+{
+	instant(w, "an answer");
+}
+
+/* --- Open and close --- */
+
+static co_fn void co_close_all(struct disk **d, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		co_disk_close(d[i]);
+		d[i] = NULL;
+	}
+}
+
+/* The log devices of w->sides; returns their number, 0 if the power is off. */
+static co_fn unsigned co_open_sides(struct world *w, struct disk **dev)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(log_name); i++) {
+		if (!(w->sides >> i & 1))
+			continue;
+		if (powercut_dev_open(world_log_dev(w, i), &dev[n])) {
+			co_close_all(dev, n);
+			return 0;
+		}
+		n++;
+	}
+	return n;
+}
+
+co_fn int co_world_format(struct world *w, struct err *err)
+{
+	struct disk *dev[WLOG_MAX_DEVICES];
+	unsigned n;
+	int ret;
+
+	if (!w->sc->logged)
+		return 0;
+	n = co_open_sides(w, dev);
+	if (!n)
+		return err_set(err, -ESHUTDOWN, "the power is off");
+	ret = co_wlog_format(dev, n, &w->sc->format, err);
+	co_close_all(dev, n);
+	return ret;
+}
+
+static co_fn int co_open_log(struct world *w, struct err *err)
+{
+	struct disk *dev[WLOG_MAX_DEVICES];
+	unsigned n = co_open_sides(w, dev);
+	int ret;
+
+	if (!n)
+		return err_set(err, -ESHUTDOWN, "the power is off");
+	ret = co_wlog_open(dev, n, &w->sc->log, &w->log, err);
+	if (ret) {
+		w->log = NULL;
+		co_close_all(dev, n);
+	}
+	return ret;
+}
+
+static co_fn int co_open_volume(struct world *w, unsigned i, struct err *err)
+{
+	struct disk *image;
+	char name[8];
+	int ret = powercut_dev_open(world_image_dev(w, i), &image);
+
+	if (ret)
+		return err_set(err, ret, "the power is off");
+	if (!w->sc->logged) {
+		w->vol[i] = image;
+		return 0;
+	}
+	snprintf(name, sizeof(name), "vol%u", i);
+	ret = co_wlog_attach(w->log, name, image, &w->sc->vol[i], &w->vol[i], err);
+	if (ret) {
+		w->vol[i] = NULL;
+		co_disk_close(image);
+	}
+	return ret;
+}
+
+co_fn int co_world_open(struct world *w, struct err *err)
+{
+	int ret = w->sc->logged ? co_open_log(w, err) : 0;
+
+	for (unsigned i = 0; i < w->sc->nvols && !ret; i++)
+		ret = co_open_volume(w, i, err);
+	if (ret)
+		co_world_close(w);
+	return ret;
+}
+
+co_fn int co_world_close(struct world *w)
+{
+	int ret = 0;
+
+	co_close_all(w->vol, w->sc->nvols);
+	if (w->log)
+		ret = co_wlog_close(w->log);
+	w->log = NULL;
+	return ret;
+}
+
+co_fn uint8_t *co_world_read(struct world *w, unsigned vol)
+{
+	uint64_t size = w->sc->size[vol], n;
+	uint8_t *buf = malloc(size);
+
+	if (!buf)
+		abort();
+	for (uint64_t off = 0; off < size; off += n) {
+		n = min(size - off, (uint64_t)READ_CHUNK);
+		if (co_disk_read(w->vol[vol], off, buf + off, n, 0)) {
+			free(buf);
+			return NULL;
+		}
+	}
+	return buf;
+}
+
+uint8_t *world_image(struct world *w, unsigned vol)
+{
+	uint8_t *buf = malloc(w->sc->size[vol]);
+
+	if (!buf)
+		abort();
+	media_read(powercut_dev_view(world_image_dev(w, vol)), 0, buf, w->sc->size[vol]);
+	return buf;
+}
