@@ -514,7 +514,7 @@ static void counters_agree(struct conform *c, const struct disk_counters *before
 
 co_fn void co_disk_conform(struct disk *d, unsigned flags, uint64_t seed)
 {
-	struct conform c = { .d = d, .flags = flags, .rounds = flags & CONFORM_SLOW ? 40 : 200 };
+	struct conform c = { .d = d, .flags = flags, .rounds = test_scale(flags & CONFORM_SLOW ? 40 : 200) };
 	struct disk_counters before = d->count;
 
 	CHECK(d->size >= 1 << 20 && d->size <= 64 << 20);

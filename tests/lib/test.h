@@ -98,8 +98,22 @@ static inline uint64_t test_seed(void)
 	return seed;
 }
 
-/* How much a random test does: `n`, times WEIR_SCALE (a number, 1 if not set). */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED 1
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED 0
+#endif
+
+/*
+ * How many rounds a random test does: `n`, an eighth of it where a sanitizer makes everything as much slower, times
+ * WEIR_SCALE (a number, 1 if not set).
+ */
 static inline uint64_t test_scale(uint64_t n)
 {
-	return n * test_env_u64("WEIR_SCALE", 1);
+	return (TEST_SANITIZED ? n / 8 + 1 : n) * test_env_u64("WEIR_SCALE", 1);
 }
