@@ -180,7 +180,7 @@ static void seal_open(struct wlog *w)
 	struct wl_bhead h = {
 		.seq = b->seq,
 		.generation = w->sb.generation,
-		.prev = w->last_nonce,
+		.prev = b->prev,
 		.nonce = rt_rand64(),
 		.wall = rt_wall_ns(),
 		.length = align_up(used, WL_BLOCK),
@@ -196,7 +196,6 @@ static void seal_open(struct wlog *w)
 	memcpy(b->buf + wl_batch_desc_off(&h), w->desc, w->open_count * WL_D_SIZE);
 	memset(b->buf + used, 0, h.length - used);
 	wl_bhead_encode(&h, &w->sb.uuid, b->buf);
-	b->prev = h.prev;
 	b->nonce = h.nonce;
 	b->wall = h.wall;
 	b->length = h.length;
@@ -240,6 +239,7 @@ static int open_batch(struct wlog *w, uint64_t data)
 	}
 	b->seq = w->next_seq++;
 	b->pos = w->head_pos;
+	b->prev = w->last_nonce;
 	b->buf = buf;
 	b->length = cap;	/* what it holds of the memory ring until it is sealed */
 	list_add_tail(&w->batches, &b->node);

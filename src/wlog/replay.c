@@ -75,6 +75,12 @@ static bool descs_are_sane(const struct wl_bhead *h, const uint8_t *desc)
 	return true;
 }
 
+/* The checksum over the descriptors, and what it does not say. */
+static bool descs_are_good(const struct wl_bhead *h, const uint8_t *desc)
+{
+	return crc32c(0, desc, h->count * WL_D_SIZE) == h->desc_crc && descs_are_sane(h, desc);
+}
+
 /* The batch at `pos` if it is the one expected there: header and descriptors are good. */
 static co_fn const uint8_t *co_batch_at(struct scan *s, int side, uint64_t pos, struct wl_bhead *h)
 {
@@ -91,8 +97,7 @@ static co_fn const uint8_t *co_batch_at(struct scan *s, int side, uint64_t pos, 
 	if (h->seq != s->seq || h->prev != s->prev || h->segment != wl_segment_of(w, pos))
 		return NULL;
 	p = co_window(s, side, pos, h->length);
-	if (!p || crc32c(0, p + wl_batch_desc_off(h), h->count * WL_D_SIZE) != h->desc_crc ||
-	    !descs_are_sane(h, p + wl_batch_desc_off(h)))
+	if (!p || !descs_are_good(h, p + wl_batch_desc_off(h)))
 		return NULL;
 	return p;
 }
@@ -401,7 +406,8 @@ static co_fn int co_level_sides(struct scan *s)
 
 		if (!w->dev.in_sync[side] || co_wl_dev_read(w, side, s->last_pos, s->buf, s->last_len) < 0)
 			continue;
-		if (wl_bhead_decode(s->buf, s->last_len, &w->sb.uuid, &h) == 0 && h.seq == s->seq - 1 && payload_is_good(&h, s->buf))
+		if (wl_bhead_decode(s->buf, s->last_len, &w->sb.uuid, &h) == 0 && h.seq == s->seq - 1 &&
+		    descs_are_good(&h, s->buf + wl_batch_desc_off(&h)) && payload_is_good(&h, s->buf))
 			r = 0;
 	}
 	return r < 0 ? r : co_wl_dev_write(w, s->last_pos, s->buf, s->last_len);
