@@ -72,11 +72,19 @@ static co_fn int co_prewrite(struct disk *d, const struct wlog_format_opts *opts
 	return r < 0 ? err_errno(err, r, "%s: cannot be written", d->name) : 0;
 }
 
+/* The old log is gone before anything of it is overwritten: a crash leaves it whole, or none, or the new one. */
+static co_fn int co_forget_old(struct disk *d)
+{
+	int r = co_disk_zero(d, 0, WL_FIRST_SEGMENT, 0);
+
+	return r == 0 ? co_disk_flush(d) : r;
+}
+
 /* The blocks that recovery looks at first, when the whole is not written. */
 static co_fn int co_wipe_heads(struct disk *d, uint32_t seg_size, uint32_t seg_count)
 {
 	uint8_t zero[WL_BLOCK] = { 0 };
-	int r = co_disk_zero(d, 0, WL_FIRST_SEGMENT, 0);
+	int r = 0;
 
 	for (uint32_t i = 0; i < seg_count && r == 0; i++)
 		r = co_disk_write(d, WL_FIRST_SEGMENT + (uint64_t)i * seg_size, zero, WL_BLOCK, 0);
@@ -123,6 +131,8 @@ co_fn int co_wlog_format(struct disk *const *dev, int ndev, const struct wlog_fo
 	sb->nsides = ndev;
 	for (int i = 0; i < ndev; i++)
 		uuid_random(&sb->side_uuid[i]);
+	for (int i = 0; i < ndev && r == 0; i++)
+		r = co_forget_old(dev[i]);
 	for (int i = 0; i < ndev && r == 0; i++) {
 		r = opts->no_prewrite ? co_wipe_heads(dev[i], sb->seg_size, sb->seg_count) :
 					co_prewrite(dev[i], opts, size * i, size * ndev, err);
