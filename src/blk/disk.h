@@ -21,7 +21,7 @@
  *      no space (-ENOSPC) or is refused (-EINVAL, -EROFS) is no such failure. A disk that is gone stays -ESHUTDOWN.
  *  (5) Order. Requests in flight together have no order. Overlapping writes in flight together leave each sector with one or
  *      the other; who cares orders them with a range lock. Two requests are ordered only if one was issued after the
- *      other had completed.
+ *      other had completed. A read in flight with a write of the same sector may see some of both (the kernel's page cache gives that).
  *  (6) Tearing. After a crash a write that was not flushed may be partly there: any subset of its sectors (of `atomic_unit` bytes).
  *      A layer that promises more (the write log does) says so in `atomic_unit`: UINT32_MAX is "whole requests".
  *  (7) Discard. The range reads as zeroes or as before (`discard_zeroes` tells which is certain), and costs no space if the

@@ -20,6 +20,7 @@ enum conform_flags {
 	CONFORM_NO_DATA = 1 << 0,	/* keeps nothing (null): only what can be said about it */
 	CONFORM_SLOW = 1 << 1,		/* fewer rounds, smaller requests */
 	CONFORM_NO_RESIZE = 1 << 2,	/* leave the size alone */
+	CONFORM_TORN_READS = 1 << 3,	/* a page cache: a read in flight with a write of the same sector may see some of both */
 };
 
 co_fn void co_disk_conform(struct disk *d, unsigned flags, uint64_t seed);
