@@ -6,6 +6,7 @@
 #include "util/bytes.h"
 
 static const struct disk_driver *const backends[] = {
+	&file_driver,
 	&mem_driver,
 	&null_driver,
 	&delay_driver,

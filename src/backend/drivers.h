@@ -4,6 +4,7 @@
 
 #include "blk/spec.h"
 
+extern const struct disk_driver file_driver;
 extern const struct disk_driver mem_driver;
 extern const struct disk_driver null_driver;
 extern const struct disk_driver delay_driver;
