@@ -91,6 +91,11 @@ static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, u
 		ret = co_disk_open(c->disks[i], c->read_only ? 0 : DISK_OPEN_RDWR, &disk, err);
 	if (ret < 0)
 		return ret;
+	if (!g->log) {
+		ret = co_wlog_check_unlogged(disk, c->volume.discard_log, err);
+		if (ret < 0)
+			goto fail;
+	}
 	if (g->log) {
 		ret = co_wlog_attach(g->log, name, disk, &c->volume, &top, err);
 		if (ret < 0)
