@@ -10,7 +10,9 @@
  *   dirty data, but no mark or another volume's   the image was replaced: refused
  *   dirty data, and an image whose stamp is later than what this log last saw: somebody else wrote to it: refused
  *
- * each with what would be lost and the option that overrides it. The stamp (a file's modification time) is on record whenever the
+ * The generation is advanced, too, when a side of the log's mirror is dropped, so that the image tells the side that was left behind.
+ *
+ * Each refusal says what would be lost and names the option that overrides it. The stamp (a file's modification time) is on record whenever the
  * image rests; while weir destages, it is known to within the heartbeat, and STAMP_SLACK_NS are allowed.
  */
 #include <errno.h>
@@ -326,7 +328,7 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 
 static co_fn int co_mark_write(struct wlog_volume *v, struct disk *image, struct err *err)
 {
-	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
+	const struct wl_volrec *rec = &v->w->sb.vol[v->slot];
 	struct mark m = { .log = v->w->sb.uuid, .volume = rec->uuid, .generation = rec->generation };
 	char text[DISK_MARK_MAX];
 
@@ -334,6 +336,16 @@ static co_fn int co_mark_write(struct wlog_volume *v, struct disk *image, struct
 		strcpy(m.host, "unknown");
 	mark_format(&m, text);
 	return co_disk_mark_set(image, text, err);
+}
+
+co_fn int co_wl_remark(struct wlog_volume *v, struct err *err)
+{
+	v->w->sb.vol[v->slot].generation++;
+	int r = co_wl_checkpoint(v->w);
+
+	if (r == 0 && v->has_mark)
+		r = co_mark_write(v, v->disk.file, err);
+	return r;
 }
 
 co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
@@ -356,7 +368,6 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 	snprintf(rec->image, sizeof(rec->image), "%s", image->name);
 	rec->size = image->size;
 	rec->quota = config->quota;
-	rec->generation++;
 	rec->epoch++;	/* what recovery found is an epoch of its own */
 	v->config = *config;
 	v->attached = true;
@@ -373,10 +384,9 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 		return err_errno(err, r, "volume %s", name);
 	}
 	v->has_stamp = co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
-	/* The generation is durable in the log before it is on the image, see above. */
-	r = co_wl_checkpoint(w);
-	if (r == 0 && has_place && !image->read_only)
-		r = co_mark_write(v, image, err);
+	v->has_mark = has_place && !image->read_only;
+	v->remark = false;
+	r = co_wl_remark(v, err);
 	if (r == 0 && !image->read_only && !w->config.read_only) {
 		v->running = true;
 		r = co_spawn("destager", co_wl_destager, v);

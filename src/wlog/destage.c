@@ -320,12 +320,16 @@ co_fn void co_wl_destager(void *arg)
 	uint64_t at;
 
 	while (!v->stop) {
+		if (v->remark && !v->w->failed) {
+			v->remark = false;
+			co_wl_remark(v, NULL);	/* it also works without: this is a second witness */
+		}
 		if (!is_due(v, &at)) {
 			co_end(v);
 			co_queue_wake_all(&v->destage_done);
 			if (v->stop)
 				break;
-			if (is_due(v, &at))
+			if (v->remark || is_due(v, &at))
 				continue;
 			if (at == UINT64_MAX)
 				co_queue_wait(&v->destage_wake, "dirty data to destage");

@@ -37,6 +37,13 @@ void wl_drop_side(struct wlog *w, unsigned i, int error)
 	if (d->in_sync[i])
 		log_error("%s: write log device failed (%s); the log goes on without its mirror: replace it and run "
 			  "`weir log rebuild`", d->disk[i]->name, strerror(-error));
+	/* The images learn it as soon as their destagers can tell them: see attach.c. */
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+		v->remark |= d->in_sync[i];
+		wl_destage_kick(v);
+	}
 	d->in_sync[i] = false;
 	d->rebuilding = false;
 }

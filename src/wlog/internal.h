@@ -74,7 +74,7 @@ struct wlog_volume {
 	uint64_t cursor;	/* merged destage: where the next round begins */
 	uint64_t failures;
 	/* destage */
-	bool stop, stalled, draining, damaged, destaging, running, has_stamp;
+	bool stop, stalled, draining, damaged, destaging, running, has_stamp, has_mark, remark;
 	struct co_queue destage_wake, destage_done;
 	struct co_sem destage_sem;
 	uint8_t *run_mem;	/* destage_parallel buffers of WL_RUN_MAX */
@@ -217,4 +217,6 @@ extern const struct disk_ops wl_volume_ops;
 struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot);
 
 /* attach.c */
+/* Advances the generation in the log and on the image. */
+co_fn int co_wl_remark(struct wlog_volume *v, struct err *err);
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec);
