@@ -124,7 +124,9 @@ void powercut_cut(struct powercut *p)
 		media_destroy(dev->view);
 		dev->view = media_clone(dev->stable);
 	}
-	co_queue_wake_all(&p->waiting);
+	/* Behind rt_sim_stop() there is nobody to wake: powercut_abandon() follows. */
+	if (rt_self())
+		co_queue_wake_all(&p->waiting);
 }
 
 struct powercut *powercut_fork(const struct powercut *p, uint64_t seed)
