@@ -221,7 +221,7 @@ static co_fn int co_help(struct answer *a, json_t *args);
 static const struct command {
 	const char *name, *help;
 	const char *args;	/* names of the arguments it takes, in one string */
-	co_fn int (*co_run)(struct answer *a, json_t *args);
+	int (*co_run)(struct answer *a, json_t *args);
 } commands[] = {
 	{ "status", "volumes, log, clients", "", co_status },
 	{ "stats", "counters and latencies", "", co_stats },

@@ -158,16 +158,17 @@ class Raw:
             raise Closed()
 
     def recv(self, n):
-        out = b""
-        while len(out) < n:
+        out = bytearray(n)
+        at = 0
+        while at < n:
             try:
-                got = self.s.recv(n - len(out))
+                got = self.s.recv_into(memoryview(out)[at:])
             except ConnectionResetError:
                 raise Closed()
             if not got:
                 raise Closed()
-            out += got
-        return out
+            at += got
+        return bytes(out)
 
     def closed(self):
         """True if the server has nothing more to say and hangs up."""

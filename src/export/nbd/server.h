@@ -55,13 +55,13 @@ unsigned nbd_server_connections(const struct nbd_server *s);
 
 struct nbd_transport_ops {
 	/* Bytes received into the list, 0 at end of file, -errno. */
-	co_fn ssize_t (*co_recv)(struct nbd_transport *t, struct iovec *iov, int n);
+	ssize_t (*co_recv)(struct nbd_transport *t, struct iovec *iov, int n);
 	/* Bytes taken, at least 1, or -errno. Waits while the client takes nothing. */
-	co_fn ssize_t (*co_send)(struct nbd_transport *t, struct iovec *iov, int n);
+	ssize_t (*co_send)(struct nbd_transport *t, struct iovec *iov, int n);
 	/* Wakes who waits in the two above, which then see the end: `how` as in shutdown(2). Plain function. */
 	void (*shutdown)(struct nbd_transport *t, int how);
 	/* Closes and frees. */
-	co_fn void (*co_close)(struct nbd_transport *t);
+	void (*co_close)(struct nbd_transport *t);
 };
 
 struct nbd_transport {
