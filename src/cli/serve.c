@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 
 #include "daemon/serve.h"
+#include "export/nbd/server.h"
 #include "util/err.h"
 
 static const char *const aio_names[] = { "io_uring", "native", "threads", NULL };
@@ -41,6 +42,9 @@ int cli_serve(int argc, char **argv)
 
 	if (!nbd.n)
 		cli_usage("serve", "nothing would be served: give --nbd unix:PATH or --nbd HOST:PORT");
+	for (int i = 0; i < nbd.n; i++)
+		if (nbd_server_check_address(nbd.v[i], &err) < 0)
+			cli_usage("serve", "--nbd: %s", err.msg);
 	if (!logs.n && (c.drain || c.graph.volume.discard_log || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
 		cli_usage("serve", "--drain, --discard-log, --force-replay, --quota and --memory concern a log: give --log DEVICE");
 	while (disks[c.graph.ndisks])

@@ -12,7 +12,6 @@
 
 #include "daemon/internal.h"
 #include "export/nbd/server.h"
-#include "daemon/no_wlog.h"
 #include "util/bytes.h"
 #include "util/err.h"
 

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "blk/spec.h"
-#include "daemon/no_wlog.h"
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -123,8 +122,6 @@ co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct er
 		return err_set(err, -E2BIG, "at most %d disks can be served by one process", GRAPH_MAX_VOLUMES);
 	if (c->nnames > c->ndisks)
 		return err_set(err, -EINVAL, "there are more names (--name) than disks");
-	if (c->nlogs && !co_wlog_open)
-		return err_set(err, -ENOTSUP, "this build has no write log");
 	if (c->nlogs > WLOG_MAX_DEVICES)
 		return err_set(err, -EINVAL, "at most %d log devices can be given; two mirror each other", WLOG_MAX_DEVICES);
 	if (c->nlogs)

@@ -26,7 +26,6 @@
 #include "daemon/internal.h"
 #include "export/nbd/server.h"
 #include "rt/buf.h"
-#include "daemon/no_wlog.h"
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"

@@ -14,6 +14,7 @@
 #include "util/log.h"
 
 #define BACKLOG 1024
+#define ADDRESS_MAX 300	/* of HOST:PORT */
 
 /* --- Socket transport --- */
 
@@ -174,7 +175,7 @@ static int start_listener(struct nbd_server *s, const struct unix_listener *sock
 
 	if (!l) {
 		close(sock->fd);
-		return err_errno(err, -ENOMEM, "%s: cannot listen", addr);
+		return err_errno(err, -ENOMEM, "NBD: %s: cannot listen", addr);
 	}
 	l->s = s;
 	l->sock = *sock;
@@ -184,7 +185,7 @@ static int start_listener(struct nbd_server *s, const struct unix_listener *sock
 	ret = co_spawn("nbd accept", co_accept_main, l);
 	if (ret < 0) {
 		listener_close(l);
-		return err_errno(err, ret, "%s: cannot listen", addr);
+		return err_errno(err, ret, "NBD: %s: cannot listen", addr);
 	}
 	s->acceptors++;
 	list_add_tail(&s->listeners, &l->node);
@@ -258,17 +259,29 @@ static int split_address(char *text, const char **host, const char **port)
 	return *end || n > 65535 ? -EINVAL : 0;
 }
 
+int nbd_server_check_address(const char *addr, struct err *err)
+{
+	char text[ADDRESS_MAX + 1];
+	const char *host, *port;
+
+	if (!strncmp(addr, "unix:", 5) && addr[5])
+		return 0;
+	snprintf(text, sizeof(text), "%s", addr);
+	if (!strncmp(addr, "unix:", 5) || strlen(addr) > ADDRESS_MAX || split_address(text, &host, &port) < 0)
+		return err_set(err, -EINVAL, "'%.100s' is no address; write unix:PATH, HOST:PORT, [IPV6]:PORT or PORT", addr);
+	return 0;
+}
+
 static co_fn int co_listen_tcp(struct nbd_server *s, const char *addr, struct err *err)
 {
-	char text[300];
+	char text[ADDRESS_MAX + 1];
 	struct resolve r = { 0 };
-	int ret, failed = 0, n = 0;
+	int ret = nbd_server_check_address(addr, err), failed = 0, n = 0;
 
-	if (strlen(addr) >= sizeof(text))
-		return err_set(err, -EINVAL, "the address is too long");
+	if (ret < 0)
+		return ret;
 	strcpy(text, addr);
-	if (split_address(text, &r.host, &r.port) < 0)
-		return err_set(err, -EINVAL, "%s: not an address; write unix:PATH, HOST:PORT, [IPV6]:PORT or PORT", addr);
+	split_address(text, &r.host, &r.port);
 	if (!r.host) {
 		r.host = "localhost";
 	} else if (!strcmp(r.host, "*")) {
@@ -276,7 +289,7 @@ static co_fn int co_listen_tcp(struct nbd_server *s, const char *addr, struct er
 	}
 	ret = co_offload(resolve, &r);
 	if (ret)
-		return err_set(err, -EADDRNOTAVAIL, "%s: cannot resolve '%s': %s", addr, r.host ? r.host : "*", gai_strerror(ret));
+		return err_set(err, -EADDRNOTAVAIL, "NBD: %s: cannot resolve '%s': %s", addr, r.host ? r.host : "*", gai_strerror(ret));
 	/* A name may have addresses that this host lacks (::1 where IPv6 is off): one that works is enough, a port in use is not. */
 	ret = 0;
 	for (struct addrinfo *ai = r.list; ai && !ret; ai = ai->ai_next) {
@@ -287,13 +300,13 @@ static co_fn int co_listen_tcp(struct nbd_server *s, const char *addr, struct er
 			failed = ret;
 			ret = 0;
 		} else if (ret == -EADDRINUSE) {
-			err_set(err, ret, "%s: the port is in use; stop the other server or choose another port", addr);
+			err_set(err, ret, "NBD: %s: the port is in use; stop the other server or choose another port", addr);
 		}
 	}
 	freeaddrinfo(r.list);
 	if (!ret && !n)
 		ret = failed ? failed : -EADDRNOTAVAIL;
-	return ret < 0 && !err->code ? err_errno(err, ret, "%s: cannot bind", addr) : ret;
+	return ret < 0 && !err->code ? err_errno(err, ret, "NBD: %s: cannot bind", addr) : ret;
 }
 
 co_fn int co_nbd_server_listen(struct nbd_server *s, const char *addr, struct err *err)
@@ -304,7 +317,9 @@ co_fn int co_nbd_server_listen(struct nbd_server *s, const char *addr, struct er
 	if (strncmp(addr, "unix:", 5))
 		return co_listen_tcp(s, addr, err);
 	ret = unix_listen(addr + 5, 0, BACKLOG, &sock, err);
-	return ret < 0 ? ret : start_listener(s, &sock, true, addr, err);
+	if (ret < 0)
+		return err_prefix(err, "NBD");
+	return start_listener(s, &sock, true, addr, err);
 }
 
 const char *nbd_server_address(struct nbd_server *s, unsigned i)

@@ -35,6 +35,8 @@ int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *er
  * A stale Unix socket is replaced, a live one is -EADDRINUSE. Port 0 takes a free one.
  */
 co_fn int co_nbd_server_listen(struct nbd_server *s, const char *addr, struct err *err);
+/* Only the syntax. 0 or -EINVAL. */
+int nbd_server_check_address(const char *addr, struct err *err);
 
 /*
  * Accepts nothing more and ends all connections. Requests in flight are answered until `deadline_ns` (rt_now_ns() time); what is left

@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The life of `weir serve`: ready, names, sockets, the end, and the control socket.
+
+usage: test_serve.py WEIR
+"""
+import contextlib
+import inspect
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+WEIR = sys.argv[1]
+TIMEOUT = 20
+HANGS = "delay:read=1h,write=1h,flush=1h:mem:64M"
+failures = 0
+
+
+def check(cond, what):
+    if not cond:
+        raise AssertionError(what)
+
+
+class Serve:
+    def __init__(self, *args, env=None, wait=True):
+        self.dir = tempfile.mkdtemp(prefix="weir-serve-")
+        self.nbd = os.path.join(self.dir, "nbd")
+        self.control = os.path.join(self.dir, "control")
+        self.log = os.path.join(self.dir, "log")
+        argv = [WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args]
+        with open(self.log, "w") as f:
+            self.proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=f, stderr=f, env=dict(os.environ, **(env or {})))
+        end = time.monotonic() + TIMEOUT
+        while wait and "weir: ready\n" not in self.text():
+            check(self.proc.poll() is None and time.monotonic() < end, "the server starts: " + self.text())
+            time.sleep(0.01)
+
+    def text(self):
+        with open(self.log) as f:
+            return f.read()
+
+    def end(self, sig=signal.SIGTERM):
+        """Returns (exit status, seconds)."""
+        start = time.monotonic()
+        self.proc.send_signal(sig)
+        rc = self.proc.wait(TIMEOUT)
+        return rc, time.monotonic() - start
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, tb):
+        if kind:
+            print(self.text())
+        if self.proc.poll() is None:
+            self.proc.kill()
+            self.proc.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Control:
+    def __init__(self, s):
+        self.s = socket.socket(socket.AF_UNIX)
+        self.s.connect(s.control)
+        self.s.settimeout(TIMEOUT)
+        self.f = self.s.makefile("rb")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.f.close()
+        self.s.close()
+
+    def line(self):
+        return json.loads(self.f.readline())
+
+    def send(self, data):
+        self.s.sendall(data)
+
+    def do(self, command, **kw):
+        self.send(json.dumps(dict(command=command, **kw)).encode() + b"\n")
+        return self.line()
+
+    def ok(self, command, **kw):
+        r = self.do(command, **kw)
+        check(r["ok"] is True, r)
+        return r["result"]
+
+    def error(self, data):
+        self.send(data + b"\n")
+        r = self.line()
+        check(r["ok"] is False and r["error"], r)
+        return r["error"]
+
+
+def nbd_connect(s, name=b""):
+    """A minimal client in transmission, with simple replies."""
+    c = socket.socket(socket.AF_UNIX)
+    c.connect(s.nbd)
+    c.settimeout(TIMEOUT)
+    check(len(c.recv(18, socket.MSG_WAITALL)) == 18, "the greeting")
+    c.sendall(struct.pack(">IQII", 3, 0x49484156454F5054, 1, len(name)) + name)
+    size = struct.unpack(">QH", c.recv(10, socket.MSG_WAITALL))[0]
+    return c, size
+
+
+def nbd_send(c, cmd, off=0, data=b"", length=None):
+    c.sendall(struct.pack(">IHHQQI", 0x25609513, 0, cmd, 1, off, len(data) if length is None else length) + data)
+
+
+def nbd_reply(c):
+    reply = c.recv(16, socket.MSG_WAITALL)
+    return struct.unpack(">IIQ", reply)[1] if len(reply) == 16 else None
+
+
+def ready_means_that_clients_can_connect_and_systemd_is_told():
+    with tempfile.TemporaryDirectory() as d, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as n:
+        path = os.path.join(d, "notify")
+        n.bind(path)
+        n.settimeout(TIMEOUT)
+        with Serve("mem:64M", env={"NOTIFY_SOCKET": path}) as s:
+            nbd_connect(s)[0].close()
+            check(n.recv(1000).startswith(b"READY=1\n"), "READY=1")
+            check(s.end()[0] == 0, "exit status")
+            check(n.recv(1000).startswith(b"STOPPING=1\n"), "STOPPING=1")
+
+
+def sigterm_and_sigint_end_it():
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        with Serve("mem:64M") as s:
+            c, _ = nbd_connect(s)
+            nbd_send(c, 1, 0, b"x" * 4096)
+            check(nbd_reply(c) == 0, "a write")
+            rc, t = s.end(sig)
+            check(rc == 0 and t < 5, "exit %d after %.1f s" % (rc, t))
+            check(c.recv(1) == b"", "the client sees the end")
+            check(not os.path.exists(s.nbd) and not os.path.exists(s.control), "the sockets are gone")
+
+
+def a_request_in_flight_is_answered_before_the_end():
+    with Serve("delay:write=200ms:mem:64M") as s:
+        c, _ = nbd_connect(s)
+        nbd_send(c, 1, 0, b"x" * 4096)
+        time.sleep(0.05)
+        s.proc.send_signal(signal.SIGTERM)
+        check(nbd_reply(c) == 0, "the write is answered")
+        check(s.proc.wait(TIMEOUT) == 0, "exit status")
+
+
+def a_client_that_goes_on_sending_does_not_delay_the_end():
+    with Serve("mem:64M") as s:
+        c, _ = nbd_connect(s)
+        c.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                nbd_send(c, 0, 0, b"", 1 << 20)
+        rc, t = s.end()
+        check(rc == 0 and t < 5, "exit %d after %.1f s" % (rc, t))
+
+
+def a_hanging_image_does_not_delay_the_end():
+    with Serve(HANGS) as s:
+        c, _ = nbd_connect(s)
+        nbd_send(c, 1, 0, b"x" * 4096)
+        nbd_send(c, 0, 0, b"", 4096)
+        time.sleep(0.05)
+        with Control(s) as k:
+            k.ok("status")
+        rc, t = s.end()
+        check(rc == 1 and t < 5, "exit %d after %.1f s" % (rc, t))
+        check("'mem' hangs" in s.text(), s.text())
+        check(not os.path.exists(s.nbd), "the socket is gone")
+
+
+def volumes_are_found_by_name_and_the_first_is_the_default():
+    with Serve("mem:1M", "mem:2M", "mem:3M", "--name", "one", "--name", "two", "--name", "three") as s:
+        for name, size in ((b"", 1), (b"one", 1), (b"two", 2), (b"three", 3)):
+            c, got = nbd_connect(s, name)
+            check(got == size << 20, "%r has %d bytes" % (name, got))
+            c.close()
+
+
+def a_stale_socket_is_replaced_and_a_live_one_is_not():
+    with Serve("mem:1M") as s:
+        s.proc.kill()
+        s.proc.wait()
+        check(os.path.exists(s.nbd), "SIGKILL leaves the socket")
+        argv = [WEIR, "serve", "mem:2M", "--nbd", "unix:" + s.nbd]
+        second = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+        try:
+            while "ready" not in second.stderr.readline():
+                check(second.poll() is None, "the second server starts")
+            third = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT)
+            check(third.returncode == 1 and third.stderr.count("\n") == 1, third.stderr)
+            check("another process listens there" in third.stderr and s.nbd in third.stderr, third.stderr)
+            c, size = nbd_connect(s)
+            check(size == 2 << 20, "the second server still answers")
+            c.close()
+        finally:
+            second.terminate()
+            second.wait()
+            second.stderr.close()
+        check(not os.path.exists(s.nbd), "the socket is gone")
+
+
+def a_socket_that_another_server_has_taken_over_is_left_alone():
+    with Serve("mem:1M") as s:
+        os.rename(s.nbd, s.nbd + ".old")
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(s.nbd)
+            check(s.end()[0] == 0, "exit status")
+            check(os.path.exists(s.nbd), "the other's socket is there")
+
+
+def the_control_socket_is_private_and_knows_its_commands():
+    with Serve("mem:64M", "--name", "disk") as s, Control(s) as k:
+        check(stat.S_IMODE(os.stat(s.control).st_mode) == 0o600, "mode")
+        check({"status", "stats", "tasks", "drain", "shutdown", "help"} <= set(k.ok("help")), "help")
+        c, _ = nbd_connect(s)
+        r = k.ok("status")
+        check(r["state"] == "serving" and r["pid"] == s.proc.pid and r["log"] is None, r)
+        check(r["volumes"][0]["name"] == "disk", r)
+        check([x["export"] for x in r["nbd"]["connections"]] == ["disk"], r)
+        check("unix:" + s.nbd in r["nbd"]["addresses"], r)
+        nbd_send(c, 0, 0, b"", 4096)
+        nbd_reply(c)
+        r = k.ok("stats")
+        check(r["volumes"] and r["runtime"]["spawned"] > 0, r)
+        check(any(t["name"] == "nbd connection" for t in k.ok("tasks")["tasks"]), "tasks")
+        check(k.do("help", id=[1, {"a": None}])["id"] == [1, {"a": None}], "the id is repeated")
+        check("no log" in k.error(b'{"command": "drain"}'), "drain without a log")
+
+
+def malformed_requests_get_precise_errors():
+    with Serve("mem:64M") as s, Control(s) as k:
+        for data, text in ((b"x", "not JSON"), (b"{", "not JSON"), (b"[]", "object"), (b"3", "not JSON"), (b"{}", "command"),
+                           (b'{"command": 3}', "command"), (b'{"command": "no"}', "'no'"), (b'{"command": "\xff"}', "not JSON"),
+                           (b'{"command": "status", "x": 1}', '"x"'), (b'{"command": "help", "command": "help"}', "not JSON"),
+                           (b"[" * 4000, "nested"), (b'{"command": "status"} x', "not JSON"), (b'{"command": "a\\u0000b"}', "JSON")):
+            check(text in k.error(data), data[:50])
+        k.send(b"y" * 100000 + b"\n")
+        check("4096" in k.line()["error"], "a long line")
+        k.send(b'\n\r\n  \n{"command": "help"}\r\n')
+        check(k.line()["ok"], "empty lines are skipped")
+        k.send(b'{"command": "help"}\n' * 100)
+        for _ in range(100):
+            check(k.line()["ok"], "many requests in one piece")
+        for i in range(len(b'{"command": "help"}\n')):
+            k.send(b'{"command": "help"}\n'[i:i + 1])
+        check(k.line()["ok"], "one request in many pieces")
+
+
+def many_and_slow_control_clients_are_bounded():
+    with Serve("mem:64M") as s:
+        idle = [Control(s) for _ in range(100)]
+        with Control(s) as k:
+            k.ok("status")
+            slow = Control(s)
+            slow.s.setblocking(False)
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                while True:
+                    slow.s.send(b'{"command": "tasks"}\n' * 100)
+            k.ok("status")
+            slow.s.close()
+        for i in idle:
+            i.__exit__()
+        with Control(s) as k:
+            k.ok("status")
+        check(s.end()[0] == 0, "exit status")
+
+
+def shutdown_ends_the_process():
+    with Serve("mem:64M") as s, Control(s) as k:
+        k.ok("shutdown")
+        check(s.proc.wait(TIMEOUT) == 0, "exit status")
+
+
+def polling_does_not_change_what_is_served():
+    with Serve("mem:1M", "--poll-us", "50") as s:
+        c, _ = nbd_connect(s)
+        for i in range(100):
+            nbd_send(c, 1, 512 * i, b"p" * 512)
+            check(nbd_reply(c) == 0, "a write")
+
+
+for name, test in list(globals().items()):
+    if inspect.isfunction(test) and not inspect.signature(test).parameters and test.__module__ == "__main__":
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        print(name, flush=True)
+        try:
+            test()
+        except Exception as e:
+            failures += 1
+            print("FAILED: %s: %r" % (name, e))
+sys.exit(1 if failures else 0)
