@@ -57,7 +57,7 @@ static co_fn int co_nbd_read(struct disk *d, uint64_t off, uint64_t len, const s
 {
 	struct nbd_req r = { .type = NBD_CMD_READ, .off = off, .len = len, .iov = iov, .niov = niov };
 
-	assert(niov < NBD_TX_IOV && len <= NBD_MAX_PAYLOAD);
+	assert(niov <= DISK_MAX_IOV && len <= NBD_MAX_PAYLOAD);
 	return plain_errno(co_request(nbd_of(d), &r));
 }
 
@@ -153,7 +153,7 @@ static co_fn int co_nbd_write(struct disk *d, uint64_t off, uint64_t len, const 
 {
 	struct nbd_req r = { .type = NBD_CMD_WRITE, .off = off, .len = len, .iov = iov, .niov = niov };
 
-	assert(niov < NBD_TX_IOV && len <= NBD_MAX_PAYLOAD);
+	assert(niov <= DISK_MAX_IOV && len <= NBD_MAX_PAYLOAD);
 	return plain_errno(co_change(nbd_of(d), &r, flags));
 }
 

@@ -45,7 +45,7 @@
 #define NBD_CONNS_MAX 8u
 #define NBD_RX_SIZE (64u << 10)
 #define NBD_TX_BATCH 64u	/* requests in one system call */
-#define NBD_TX_IOV 256
+#define NBD_TX_IOV (DISK_MAX_IOV + NBD_TX_BATCH)
 #define NBD_SPANS 32u		/* pieces of a read that arrive out of order */
 #define NBD_HANDSHAKE_NS 10000000000ull
 
@@ -101,7 +101,7 @@ struct nbd_conn {
 	/* receiver */
 	uint8_t *rx;		/* NBD_RX_SIZE */
 	unsigned rx_head, rx_tail;
-	struct iovec rx_iov[NBD_TX_IOV + 1];
+	struct iovec rx_iov[DISK_MAX_IOV];
 	/* sender */
 	struct nbd_req *tx_req[NBD_TX_BATCH];
 	uint8_t tx_head[NBD_TX_BATCH][NBD_EXT_REQUEST_LEN];

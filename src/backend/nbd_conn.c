@@ -134,7 +134,7 @@ static unsigned gather(struct nbd_conn *c, int *ret_niov)
 		struct nbd_req *r = list_first(&c->txq, struct nbd_req, node);
 		int data = r->type == NBD_CMD_WRITE ? r->niov : 0;
 
-		if (niov + 1 + data > NBD_TX_IOV)
+		if (niov + 1 + data > (int)NBD_TX_IOV)
 			break;
 		list_del(&r->node);
 		r->sending = r->sent = true;

@@ -336,7 +336,7 @@ co_fn int co_nbd_handshake(struct nbd_conn *c, struct err *err)
 	if (r && g.fired)
 		return err_set(err, -ETIMEDOUT, "%s: the server accepted the connection but did not finish the handshake in %llu s", c->n->disk.name,
 			       NBD_HANDSHAKE_NS / 1000000000);
-	if (r == -ECONNRESET)
+	if (r == -ECONNRESET || r == -EPIPE)
 		return err_set(err, r, "%s: the server closed the connection during the handshake", c->n->disk.name);
 	return r ? err_errno(err, r, "%s: handshake failed", c->n->disk.name) : 0;
 }

@@ -81,14 +81,15 @@ static co_fn int co_payload(struct nbd_conn *c, struct nbd_req *r, uint64_t at, 
 	iov_copy_in(r->iov, r->niov, at, nbd_rx(c), n);
 	c->rx_head += n;
 	while (n < len) {
-		int niov = iov_slice(r->iov, r->niov, at + n, len - n, c->rx_iov, NBD_TX_IOV), got;
+		int niov = iov_slice(r->iov, r->niov, at + n, len - n, c->rx_iov, DISK_MAX_IOV), got;
 
 		if (niov < 0)
 			return niov;
 		/* The buffer is empty here. */
-		c->rx_iov[niov] = (struct iovec){ c->rx, NBD_RX_SIZE };
 		c->rx_head = c->rx_tail = 0;
-		got = co_receive(c, niov + 1);
+		if (niov < DISK_MAX_IOV)
+			c->rx_iov[niov++] = (struct iovec){ c->rx, NBD_RX_SIZE };
+		got = co_receive(c, niov);
 		if (got < 0)
 			return got;
 		if ((uint64_t)got > len - n)

@@ -256,6 +256,7 @@ static co_fn int co_replay(struct nbd *n, struct nbd_conn *c)
 	int error = 0;
 
 	nbd_replay_begin(n->replay);
+	memset(n->replays, 0, sizeof(n->replays));	/* with what a lost attempt has left */
 	for (;;) {
 		unsigned busy = 0;
 
