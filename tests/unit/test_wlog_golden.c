@@ -142,7 +142,7 @@ static co_fn void co_load(struct disk *dev)
 		blocks_loaded++;
 	}
 	fclose(f);
-	CHECK(blocks_loaded > 50);
+	CHECK(blocks_loaded > 20);
 }
 
 static co_fn void co_compare(struct disk *d, unsigned v, const char *when)
