@@ -8,13 +8,14 @@
  * open at the same time at least one sees the other. The locks are open file description locks (fcntl(2)); they live as long as
  * the descriptor, whatever else this process opens or closes.
  *
- *	permission	i	who opens to read	who opens to write	a write log
- *	consistent read	0	uses			uses			uses, not shared
- *	write		1	not shared		uses, not shared	uses, not shared
- *	write unchanged	2				 			not shared
- *	resize		3	not shared		uses, not shared	uses, not shared
+ *	permission	i	who opens to read	who opens to write
+ *	consistent read	0	uses			uses, not shared
+ *	write		1	not shared		uses, not shared
+ *	write unchanged	2				not shared
+ *	resize		3	not shared		uses, not shared
  *
- * Several readers share an image. That a log is exclusive keeps out `qemu-img` and the like, which would read it as an image.
+ * Several readers share an image, a writer shares with nobody. QEMU's own writers let others read; but what a write log has not yet
+ * brought into the image is missing there, so that a copy of it would be wrong without a word. Who must read it all the same tells QEMU file.locking=off.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -185,17 +186,15 @@ static int busy(int fd, const char *path, off_t byte, unsigned open_flags, struc
 
 int file_lock(int fd, const char *path, unsigned open_flags, enum file_locking mode, bool *ret_locked, struct err *err)
 {
-	unsigned use = PERM_READ, unshare = PERM_WRITE | PERM_RESIZE;
+	bool rdwr = open_flags & (DISK_OPEN_RDWR | DISK_OPEN_LOG);
+	unsigned use = rdwr ? PERM_READ | PERM_WRITE | PERM_RESIZE : PERM_READ;
+	unsigned unshare = rdwr ? PERM_ALL : PERM_WRITE | PERM_RESIZE;
 	off_t byte = 0;
 	int rc;
 
 	*ret_locked = false;
 	if (mode == FILE_LOCKING_OFF || (open_flags & DISK_OPEN_NOLOCK))
 		return 0;
-	if (open_flags & DISK_OPEN_RDWR)
-		use |= PERM_WRITE | PERM_RESIZE;
-	if (open_flags & DISK_OPEN_LOG)
-		unshare = PERM_ALL;
 	rc = take_bytes(fd, use, BYTE_USED, &byte);
 	if (!rc)
 		rc = take_bytes(fd, unshare, BYTE_UNSHARED, &byte);
