@@ -2,7 +2,7 @@
 /*
  * Drives any disk from a script: commands on standard input, one a line, each a coroutine of its own; answers on standard output as they come.
  *
- *	usage: disk_shell DISK [read-only|log]
+ *	usage: disk_shell DISK [read-only|log|unlocked]
  *
  *	TAG read OFF LEN            TAG ok HEX           (up to 64 bytes), or the byte that all of it is, as "all XX", or "crc XXXXXXXX"
  *	TAG write OFF LEN BYTE [fua]
@@ -170,7 +170,8 @@ static co_fn void co_read_commands(void)
 
 static co_fn void co_main(void *arg)
 {
-	unsigned flags = !strcmp(mode, "read-only") ? 0 : DISK_OPEN_RDWR | (!strcmp(mode, "log") ? DISK_OPEN_LOG : 0);
+	unsigned flags = !strcmp(mode, "read-only") ? 0 : !strcmp(mode, "unlocked") ? DISK_OPEN_NOLOCK :
+			 DISK_OPEN_RDWR | (!strcmp(mode, "log") ? DISK_OPEN_LOG : 0);
 	struct err err = ERR_INIT;
 	int ret = co_disk_open(text, flags, &disk, &err);
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """weir and QEMU share an image: its locks, its map, its bytes.
 
-usage: test_file_qemu.py DISK_TOOL
+usage: test_file_qemu.py DISK_SHELL
 """
 import json
 import os
@@ -11,15 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-tool = os.path.abspath(sys.argv[1])
-MIB = 1 << 20
-failures = 0
-
-
-def check(what, cond, detail=""):
-    global failures
-    print("%s: %s" % ("ok" if cond else "FAILED", what) + ("" if cond else ": %s" % detail), flush=True)
-    failures += not cond
+from file_lib import MIB, Disk, check, open_error, result
 
 
 def run(*args):
@@ -27,38 +19,23 @@ def run(*args):
     return p.returncode, p.stdout, p.stderr
 
 
-class Holder:
-    """A program that has the image open until the block ends."""
+class qemu_io:
+    """qemu-io with the image open until the block ends. A command's output shows that it is."""
 
-    def __init__(self, *args, ready):
-        self.p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.ready = ready
+    def __init__(self, image, *flags):
+        self.p = subprocess.Popen(["qemu-io", "-f", "raw", *flags, image], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.p.stdin.write("length\n")
+        self.p.stdin.flush()
+        line = self.p.stdout.readline()
+        assert "MiB" in line, line
 
     def __enter__(self):
-        line = self.p.stdout.readline()
-        assert self.ready in line, line
         return self.p.pid
 
     def __exit__(self, *_):
         self.p.stdin.close()
         self.p.wait(timeout=30)
         self.p.stdout.close()
-
-
-def weir(mode, image):
-    return Holder(tool, mode, image, "hold", ready="ready")
-
-
-class qemu_io(Holder):
-    """qemu-io says nothing by itself: a command's output shows that the image is open."""
-
-    def __init__(self, image, *flags):
-        super().__init__("qemu-io", "-f", "raw", *flags, image, ready="MiB")
-
-    def __enter__(self):
-        self.p.stdin.write("length\n")
-        self.p.stdin.flush()
-        return super().__enter__()
 
 
 def qemu_may(image, *args):
@@ -75,7 +52,7 @@ def qemu_may_write(image):
 
 
 def test_qemu_respects_weir(image):
-    with weir("w", image):
+    with Disk(image):
         code, _, err = run("qemu-img", "convert", "-f", "raw", "-O", "raw", image, image + ".copy")
         check("qemu-img does not copy an image that weir writes", code != 0 and "lock" in err, err)
         code, _, err = run("qemu-img", "resize", "-f", "raw", image, "+1M")
@@ -87,12 +64,12 @@ def test_qemu_respects_weir(image):
         check("qemu-img with file.locking=off copies it all the same", code == 0, err)
         check("QEMU does not write an image that weir writes", not qemu_may_write(image))
         check("QEMU does not read an image that weir writes", not qemu_may_read(image))
-    with weir("r", image):
+    with Disk(image, "read-only"):
         code, _, err = run("qemu-img", "info", "-f", "raw", image)
         check("qemu-img accepts an image that weir reads", code == 0, err)
         check("QEMU reads an image that weir reads", qemu_may_read(image))
         check("QEMU does not write an image that weir reads", not qemu_may_write(image))
-    with weir("l", image):
+    with Disk(image, "log"):
         check("QEMU does not read a log", not qemu_may_read(image))
         check("QEMU does not write a log", not qemu_may_write(image))
         code, _, err = run("qemu-img", "check", "-f", "raw", image)
@@ -102,21 +79,16 @@ def test_qemu_respects_weir(image):
 
 def test_weir_respects_qemu(image):
     with qemu_io(image) as pid:
-        for mode in "wrl":
-            code, _, err = run(tool, mode, image)
-            check("weir (%s) refuses an image that QEMU writes, and names it" % mode,
-                  code == 1 and "qemu-io (process %d)" % pid in err and err.count("\n") == 1, err)
-        code, _, err = run(tool, "u", image)
-        check("weir reads it unlocked", code == 0, err)
-        code, _, err = run(tool, "w", image + ",locking=off")
-        check("locking=off opens it", code == 0, err)
+        for mode in ("", "read-only", "log"):
+            error = open_error(image, mode)
+            check("weir (%s) refuses an image that QEMU writes, and names it" % mode, "qemu-io (process %d)" % pid in error, error)
+        check("weir reads it unlocked", not open_error(image, "unlocked"))
+        check("locking=off opens it", not open_error(image + ",locking=off"))
     with qemu_io(image, "-r") as pid:
-        code, _, err = run(tool, "r", image)
-        check("weir reads an image that QEMU reads", code == 0, err)
-        code, _, err = run(tool, "w", image)
-        check("weir does not write an image that QEMU reads", code == 1 and "process %d" % pid in err, err)
-    code, _, err = run(tool, "w", image)
-    check("weir writes an image that QEMU has closed", code == 0, err)
+        check("weir reads an image that QEMU reads", not open_error(image, "read-only"))
+        error = open_error(image)
+        check("weir does not write an image that QEMU reads", "process %d" % pid in error, error)
+    check("weir writes an image that QEMU has closed", not open_error(image))
 
 
 def qemu_map(image):
@@ -124,16 +96,9 @@ def qemu_map(image):
     return [(e["start"], e["length"], "data" if e["data"] else "zero") for e in json.loads(out)]
 
 
-def weir_map(image, *options):
-    _, out, _ = run(tool, "r", ",".join([image, *options]), "map")
-    rows = []
-    for line in out.splitlines():
-        off, length, kind = line.split()
-        if rows and rows[-1][2] == kind:
-            rows[-1] = (rows[-1][0], rows[-1][1] + int(length), kind)
-        else:
-            rows.append((int(off), int(length), kind))
-    return rows
+def weir_map(image, options=""):
+    with Disk(image + options, "read-only") as d:
+        return d.map()
 
 
 def test_the_map_is_qemus(image):
@@ -141,13 +106,12 @@ def test_the_map_is_qemus(image):
         with open(image, "wb") as f:
             f.truncate(size)
         check("an empty image is one hole", weir_map(image) == qemu_map(image) == [(0, size, "zero")])
-        code, out, err = run(tool, "w", image, "w:65536:131072:1", "w:1048576:4096:2", "w:3000000:5:3",
-                             "w:%d:1000:4" % (size - 1000), "w:8388608:4194304:5", "z:9437184:65536", "z:10485760:65536:u",
-                             "d:11534336:1048576", "f")
-        check("the commands succeed", code == 0, out + err)
+        with Disk(image) as d:
+            d.all("write 65536 131072 1", "write 1048576 4096 2", "write 3000000 5 3", "write %d 1000 4" % (size - 1000),
+                  "write 8388608 4194304 5", "zero 9437184 65536", "zero 10485760 65536 unmap", "discard 11534336 1048576", "flush")
         ours, theirs = weir_map(image), qemu_map(image)
         check("the map of %d bytes is what qemu-img map says" % size, ours == theirs, "%s, not %s" % (ours, theirs))
-        check("the same with threads and the page cache", weir_map(image, "aio=threads", "cache=writeback") == theirs)
+        check("the same with threads and the page cache", weir_map(image, ",aio=threads,cache=writeback") == theirs)
 
 
 def test_qemu_reads_what_weir_wrote(image):
@@ -155,9 +119,8 @@ def test_qemu_reads_what_weir_wrote(image):
         size = 4 * MIB + 700
         with open(image, "wb") as f:
             f.truncate(size)
-        code, out, err = run(tool, "w", "%s,%s" % (image, option), "w:0:100000:0x11", "w:99999:2:0x22",
-                             "w:%d:700:0x33" % (size - 700), "w:%d:1:0x44" % (size - 1), "f")
-        check("%s: the writes succeed" % option, code == 0, out + err)
+        with Disk("%s,%s" % (image, option)) as d:
+            d.all("write 0 100000 11", "write 99999 2 22", "write %d 700 33" % (size - 700), "write %d 1 44" % (size - 1), "flush")
         with open(image, "rb") as f:
             data = f.read()
         want = bytearray(size)
@@ -182,7 +145,7 @@ def main():
         test_weir_respects_qemu(image)
         test_the_map_is_qemus(image)
         test_qemu_reads_what_weir_wrote(image)
-    return 1 if failures else 0
+    return result()
 
 
 sys.exit(main())
