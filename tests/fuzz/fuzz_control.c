@@ -30,7 +30,7 @@ static int check_answer(void *arg, const char *text, size_t len)
 	return 0;
 }
 
-static void run(void *arg)
+static co_fn void co_run(void *arg)
 {
 	struct input *in = arg;
 	struct serve s = { .rt = rt_self() };
@@ -66,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (rt_create_sim(NULL, 1, &rt, &err))
 			abort();
 	}
-	if (rt_run(rt, run, &in))
+	if (rt_run(rt, co_run, &in))
 		abort();
 	return 0;
 }

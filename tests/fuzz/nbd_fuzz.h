@@ -108,7 +108,7 @@ static inline void fuzz_sent(struct fuzz_client *c, const uint8_t *p, size_t n)
 	}
 }
 
-static inline ssize_t co_fuzz_recv(struct nbd_transport *t, struct iovec *iov, int n)
+static inline co_fn ssize_t co_fuzz_recv(struct nbd_transport *t, struct iovec *iov, int n)
 {
 	struct fuzz_client *c = container_of(t, struct fuzz_client, t);
 	size_t total = 0, want = 1 + rt_rand64() % 5000;
@@ -126,7 +126,7 @@ static inline ssize_t co_fuzz_recv(struct nbd_transport *t, struct iovec *iov, i
 	return total;
 }
 
-static inline ssize_t co_fuzz_send(struct nbd_transport *t, struct iovec *iov, int n)
+static inline co_fn ssize_t co_fuzz_send(struct nbd_transport *t, struct iovec *iov, int n)
 {
 	struct fuzz_client *c = container_of(t, struct fuzz_client, t);
 	size_t k = min(iov->iov_len, (size_t)(1 + rt_rand64() % 100000));
@@ -145,7 +145,7 @@ static inline void fuzz_shutdown(struct nbd_transport *t, int how)
 	container_of(t, struct fuzz_client, t)->shut = true;
 }
 
-static inline void co_fuzz_close(struct nbd_transport *t)
+static inline co_fn void co_fuzz_close(struct nbd_transport *t)
 {
 }
 
@@ -156,7 +156,7 @@ struct fuzz_run {
 	bool read_only;
 };
 
-static inline void fuzz_main(void *arg)
+static inline co_fn void co_fuzz_main(void *arg)
 {
 	struct fuzz_run *r = arg;
 	struct err err = ERR_INIT;
@@ -196,5 +196,5 @@ static inline void fuzz_serve(struct fuzz_client *c, bool read_only)
 		rt_set_bufs(rt, bufs);
 	}
 	c->t.ops = &fuzz_ops;
-	fuzz_check(!rt_run(rt, fuzz_main, &run));
+	fuzz_check(!rt_run(rt, co_fuzz_main, &run));
 }
