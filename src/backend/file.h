@@ -26,7 +26,7 @@ enum file_locking { FILE_LOCKING_AUTO, FILE_LOCKING_ON, FILE_LOCKING_OFF };
 
 /* What the file system or device refused once, and is not asked for again. */
 enum file_refused {
-	FILE_NO_DSYNC = 1 << 0,
+	FILE_NO_DSYNC = 1 << 0,	/* or is not to be believed: write and fdatasync instead */
 	FILE_NO_PUNCH = 1 << 1,
 	FILE_NO_ZERO_RANGE = 1 << 2,
 	FILE_NO_DISCARD = 1 << 3,

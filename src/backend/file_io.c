@@ -10,7 +10,8 @@
  *      run together only one would see it, and the other would be called a success. Those who come meanwhile share the next one.
  *      For the same reason a RWF_DSYNC write through the page cache holds sync_lock. O_DIRECT writes get their own errors
  *      and run freely.
- *  (3) A failed fdatasync or RWF_DSYNC write makes the disk failed, and is not tried again. No space is not such a failure where the
+ *  (3) A failed fdatasync or RWF_DSYNC write makes the disk failed, and is not tried again. Where a stable write is a plain one with a flush
+ *      behind it, a failure of the first is known to be its own, and spoils nothing. No space is not such a failure where the
  *      kernel says it before the data is in its hands: O_DIRECT always; for the page cache see co_dsync_no_space().
  *  (4) The tail. Where O_DIRECT needs a unit that the size is no multiple of, everything from the last page boundary before the end on
  *      (tail_off) goes through a second, buffered descriptor, one at a time, and nothing at tail_off and beyond ever goes

@@ -234,6 +234,23 @@ static int find_size(struct file_disk *f, const struct file_config *c, const str
 	return 0;
 }
 
+/*
+ * Whether RWF_DSYNC can be believed where the kernel works asynchronously on a direct write. It is the file system that must sync at the completion; FUSE
+ * for one just forgets it (seen on 6.18: the write succeeds, no fsync is sent). So only where that is known to be done. Block devices
+ * have it from the block layer.
+ */
+static bool dsync_is_honest(const struct file_disk *f)
+{
+	static const char *const honest[] = { "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "gfs2", "zfs", "tmpfs" };
+
+	if (f->is_device || !f->direct || f->aio == FILE_AIO_THREADS)
+		return true;
+	for (size_t i = 0; i < ARRAY_SIZE(honest); i++)
+		if (!strcmp(f->facts.fs, honest[i]))
+			return true;
+	return false;
+}
+
 /* Whether holes can be punched, found out far behind the end, where there is nothing. */
 static bool can_punch(const struct file_disk *f)
 {
@@ -300,6 +317,8 @@ int file_open_blocking(struct file_disk *f, const struct file_config *c, struct 
 		return rc;
 	f->stable = cache_modes[f->cache].stable;
 	f->no_flush = cache_modes[f->cache].no_flush;
+	if (!dsync_is_honest(f))
+		f->refused |= FILE_NO_DSYNC;
 	set_limits(f, c, &st);
 	file_set_tail(f);
 	return 0;
