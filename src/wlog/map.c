@@ -93,6 +93,16 @@ static uint64_t data_len(const struct wl_entry *e, uint64_t n)
 	return e->type == WL_WRITE ? n : 0;
 }
 
+/* Counts `e` in, linked at a place that the caller has found. */
+static void link_at(struct wl_map *m, struct wl_entry *e, struct rb_node *parent, struct rb_node **link)
+{
+	rb_insert(&m->tree, &e->node, parent, link);
+	e->map = m;
+	m->bytes += data_len(e, e->len);
+	m->entries++;
+	list_add_tail(&e->batch->entries, &e->on_batch);
+}
+
 static void link_entry(struct wl_map *m, struct wl_entry *e)
 {
 	struct rb_node **link = &m->tree.root, *parent = NULL;
@@ -101,11 +111,7 @@ static void link_entry(struct wl_map *m, struct wl_entry *e)
 		parent = *link;
 		link = e->off < entry_of(parent)->off ? &parent->left : &parent->right;
 	}
-	rb_insert(&m->tree, &e->node, parent, link);
-	e->map = m;
-	m->bytes += data_len(e, e->len);
-	m->entries++;
-	list_add_tail(&e->batch->entries, &e->on_batch);
+	link_at(m, e, parent, link);
 }
 
 void wl_map_erase(struct wl_map *m, struct wl_pool *p, struct wl_entry *e)
@@ -222,12 +228,37 @@ static int insert_around_newer(struct wl_map *m, struct wl_pool *p, const struct
 	return 0;
 }
 
+/* One descent for what is most common: a range that overlaps nothing. -EEXIST: it does. */
+static int insert_into_gap(struct wl_map *m, struct wl_pool *p, const struct wl_entry *t)
+{
+	struct rb_node **link = &m->tree.root, *parent = NULL;
+
+	while (*link) {
+		struct wl_entry *e = entry_of(*link);
+
+		parent = *link;
+		if (t->off + t->len <= e->off)
+			link = &parent->left;
+		else if (e->off + e->len <= t->off)
+			link = &parent->right;
+		else
+			return -EEXIST;
+	}
+	struct wl_entry *e = wl_pool_get(p);
+
+	copy_part(e, t, t->off, t->off + t->len);
+	link_at(m, e, parent, link);
+	return 0;
+}
+
 int wl_map_insert(struct wl_map *m, struct wl_pool *p, const struct wl_entry *t, bool only_newer)
 {
 	uint64_t end = t->off + t->len;
 
 	if (wl_pool_free(p) < 2)
 		return -ENOSPC;
+	if (insert_into_gap(m, p, t) == 0)
+		return 0;
 	if (only_newer)
 		return insert_around_newer(m, p, t);
 

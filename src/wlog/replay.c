@@ -28,6 +28,7 @@ struct scan {
 	uint64_t limit;			/* do not take batches from this number on */
 	uint64_t group_seq;		/* first batch of the atomic group that is open, 0: none */
 	uint32_t seg;
+	uint64_t carrier_seq, carrier_nonce; /* header of the batch that carried the last index, 0: none */
 	/* the last batch taken */
 	uint64_t last_pos;
 	uint32_t last_len;
@@ -35,16 +36,17 @@ struct scan {
 	/* window */
 	uint8_t *buf;
 	uint64_t win_pos, win_len;
+	uint64_t ahead;			/* how much to read with a header: WINDOW while batches are taken one by one */
 	int win_side;
 	int error;			/* of the device */
 };
 
-/* `need` bytes at `pos` of one side; NULL if they cannot be read. */
-static co_fn const uint8_t *co_window(struct scan *s, int side, uint64_t pos, uint64_t need)
+/* `need` bytes at `pos` of one side, reading up to `ahead` with them; NULL if they cannot be read. */
+static co_fn const uint8_t *co_read_at(struct scan *s, int side, uint64_t pos, uint64_t need, uint64_t ahead)
 {
 	struct wlog *w = s->w;
 	uint64_t seg_end = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size;
-	uint64_t len = min((uint64_t)WINDOW, seg_end - pos);
+	uint64_t len = min(max(need, ahead), seg_end - pos);
 
 	if (need > len)
 		return NULL;
@@ -61,6 +63,11 @@ static co_fn const uint8_t *co_window(struct scan *s, int side, uint64_t pos, ui
 		s->win_side = side;
 	}
 	return s->buf + (pos - s->win_pos);
+}
+
+static co_fn const uint8_t *co_window(struct scan *s, int side, uint64_t pos, uint64_t need)
+{
+	return co_read_at(s, side, pos, need, s->ahead);
 }
 
 static bool descs_are_sane(const struct wl_bhead *h, const uint8_t *desc)
@@ -212,14 +219,14 @@ static co_fn int co_take_index(struct scan *s)
 	for (unsigned side = 0; side < w->dev.n && !p; side++) {
 		if (!w->dev.in_sync[side] || next == wl_segment_of(w, w->sb.tail_pos))
 			continue;
-		s->win_len = 0;
-		p = co_window(s, side, next_pos, WL_BLOCK);
+		p = co_read_at(s, side, next_pos, WL_BLOCK, 0);
 		if (!p || wl_bhead_decode(p, w->sb.seg_size, &w->sb.uuid, &h) < 0 || h.index_len == 0 ||
 		    h.seq <= s->seq || h.segment != next || h.seq > s->limit) {
 			p = NULL;
 			continue;
 		}
-		p = co_window(s, side, next_pos, h.length);
+		/* The index, and not the data behind it. */
+		p = co_read_at(s, side, next_pos, align_up(WL_B_HEADER + h.index_len, WL_BLOCK), 0);
 		if (p && crc32c(0, p + WL_B_HEADER, h.index_len) != h.index_crc)
 			p = NULL;
 	}
@@ -246,7 +253,7 @@ static co_fn int co_take_index(struct scan *s)
 		    !descs_are_sane(&bh, e + WL_I_HEAD))
 			return 0;
 		if (bh.seq == s->seq) {
-			if (seq && nonce != s->prev)
+			if (seq ? nonce != s->prev : bh.seq == s->carrier_seq && get_le64(e + WL_I_NONCE) != s->carrier_nonce)
 				return 0;
 			first = at;
 		}
@@ -270,7 +277,11 @@ static co_fn int co_take_index(struct scan *s)
 		at += WL_I_HEAD + bh.count * WL_D_SIZE;
 	}
 	s->last_verified = true;	/* proven by the batch that carries the index */
-	s->pos = seg_pos + w->sb.seg_size;
+	/* On with the next segment, whose first batch may be in an index, too. */
+	s->seg = next;
+	s->pos = next_pos;
+	s->carrier_seq = h.seq;
+	s->carrier_nonce = h.nonce;
 	return 1;
 }
 
@@ -281,6 +292,7 @@ static co_fn bool co_find_witness(struct scan *s, uint64_t *ret_seq)
 	struct wl_bhead h;
 	uint64_t seg_end = wl_segment_pos(w, s->seg) + w->sb.seg_size;
 
+	s->ahead = WINDOW;
 	for (unsigned side = 0; side < w->dev.n; side++) {
 		if (!w->dev.in_sync[side])
 			continue;
@@ -353,6 +365,7 @@ static co_fn int co_scan(struct scan *s, struct err *err)
 		if (seg != s->seg) {
 			seg = s->seg;
 			tried_index = false;
+			s->ahead = 0;
 		}
 		if (!tried_index) {
 			tried_index = true;
@@ -361,6 +374,7 @@ static co_fn int co_scan(struct scan *s, struct err *err)
 				break;
 			if (r > 0)
 				continue;
+			s->ahead = WINDOW;
 		}
 		r = co_take_one(s);
 		if (r <= 0)
