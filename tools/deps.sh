@@ -8,7 +8,8 @@ set -eu
 build='gcc libc6-dev meson ninja-build pkg-config python3 liburing-dev libisal-dev libjansson-dev'
 # Sanitizers, fuzzing and the compile-time role check; then the programs that weir is tested against.
 all="$build clang-14 libclang-rt-14-dev llvm-14 valgrind
-	qemu-utils qemu-system-common nbdkit libnbd-bin libnbd-dev python3-libnbd fio strace mandoc"
+	qemu-utils qemu-system-common nbdkit libnbd-bin libnbd-dev python3-libnbd fio strace mandoc
+	e2fsprogs xfsprogs btrfs-progs"
 
 case "${1:-all}" in
 build) wanted=$build ;;

@@ -236,12 +236,11 @@ static int find_size(struct file_disk *f, const struct file_config *c, const str
 
 /*
  * Whether RWF_DSYNC can be believed where the kernel works asynchronously on a direct write. It is the file system that must sync at the completion; FUSE
- * for one just forgets it (seen on 6.18: the write succeeds, no fsync is sent). So only where that is known to be done. Block devices
- * have it from the block layer.
+ * for one just forgets it (seen on 6.18: the write succeeds, no fsync is sent). So only where a test has counted the flushes (test_file_mounts).
  */
 static bool dsync_is_honest(const struct file_disk *f)
 {
-	static const char *const honest[] = { "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "gfs2", "zfs", "tmpfs" };
+	static const char *const honest[] = { "ext2", "ext3", "ext4", "xfs", "btrfs" };
 
 	if (f->is_device || !f->direct || f->aio == FILE_AIO_THREADS)
 		return true;

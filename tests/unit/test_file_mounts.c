@@ -152,6 +152,97 @@ static co_fn void co_a_full_ext4_fails_the_write_and_nothing_else(void)
 	close(fd);
 }
 
+/* --- Stable writes reach the device --- */
+
+/* Flush requests that the loop device has completed: the 16th figure of its stat. */
+static uint64_t flushes_of(const char *dev)
+{
+	unsigned long long n = 0;
+	char path[128];
+	FILE *in;
+
+	snprintf(path, sizeof(path), "/sys/block/%s/stat", dev + strlen("/dev/"));
+	in = fopen(path, "r");
+	CHECK(in && fscanf(in, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &n) == 1);
+	fclose(in);
+	return n;
+}
+
+static co_fn void co_count_flushes(const char *what, const char *disk, const char *dev)
+{
+	static const char *const modes[] = {
+		"cache=none", "cache=none,aio=native", "cache=none,aio=threads", "cache=writeback", "cache=directsync", "cache=writethrough",
+	};
+	enum { N = 10 };
+	char text[500];
+
+	for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
+		bool stable = i >= 4;
+		struct disk *d;
+		uint64_t before;
+
+		snprintf(text, sizeof(text), "%s,%s", disk, modes[i]);
+		d = co_open(text, DISK_OPEN_RDWR);
+		CHECK_EQ(co_disk_write(d, 0, buf, MIB, 0), 0);
+		CHECK_EQ(co_disk_flush(d), 0);
+		before = flushes_of(dev);
+		for (unsigned k = 0; k < N; k++)
+			CHECK_EQ(co_disk_write(d, k * 8192, buf, 4096, stable ? 0 : DISK_FUA), 0);
+		if (flushes_of(dev) < before + N)
+			test_fail("%s, %s: %u stable writes gave %llu flushes of the device", what, modes[i], N,
+				  (unsigned long long)(flushes_of(dev) - before));
+		before = flushes_of(dev);
+		for (unsigned k = 0; k < N; k++) {
+			CHECK_EQ(co_disk_write(d, k * 8192, buf, 4096, 0), 0);
+			CHECK_EQ(co_disk_flush(d), 0);
+		}
+		if (flushes_of(dev) < before + N)
+			test_fail("%s, %s: %u flushes gave %llu flushes of the device", what, modes[i], N,
+				  (unsigned long long)(flushes_of(dev) - before));
+		co_disk_close(d);
+	}
+}
+
+static co_fn void co_each_stable_write_and_flush_reaches_the_device(void)
+{
+	static const struct {
+		const char *fs, *mkfs;
+	} kinds[] = {
+		{ "ext2", "mkfs.ext2 -q -F" }, { "ext3", "mkfs.ext3 -q -F" }, { "ext4", "mkfs.ext4 -q -F" },
+		{ "ext4", "mkfs.ext4 -q -F -O ^has_journal" }, { "xfs", "mkfs.xfs -q -f" },
+		{ "btrfs", "mkfs.btrfs -q -f" },
+	};
+	char text[500], dev[64];
+	int fd;
+
+	make_file(in("fs.img", ""), 4 * MIB);
+	fd = loop_attach(in("fs.img", ""), 512, dev, sizeof(dev));
+	CHECK(fd >= 0);
+	co_count_flushes("a device", dev, dev);
+	close(fd);
+	for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+		make_file(in("fs.img", ""), 0);
+		make_file(in("fs.img", ""), 400ull * MIB);
+		snprintf(text, sizeof(text), "%s %s >/dev/null 2>&1", kinds[i].mkfs, in("fs.img", ""));
+		if (system(text)) {
+			printf("left out: %s\n", kinds[i].mkfs);
+			continue;
+		}
+		fd = loop_attach(in("fs.img", ""), 512, dev, sizeof(dev));
+		CHECK(fd >= 0);
+		CHECK(!mkdir(in("fs", ""), 0755) || errno == EEXIST);
+		if (mount(dev, in("fs", ""), kinds[i].fs, 0, NULL)) {
+			printf("left out: mount -t %s: %s\n", kinds[i].fs, strerror(errno));
+			close(fd);
+			continue;
+		}
+		make_file(in("fs", "/disk"), 2 * MIB);
+		co_count_flushes(kinds[i].mkfs, in("fs", "/disk"), dev);
+		CHECK_EQ(umount(in("fs", "")), 0);
+		close(fd);
+	}
+}
+
 /* --- A failed flush --- */
 
 static int free_space(void *arg)
@@ -330,6 +421,7 @@ static co_fn void co_main(void *arg)
 {
 	RUN(co_a_full_file_system_fails_the_write_and_nothing_else);
 	RUN(co_a_full_ext4_fails_the_write_and_nothing_else);
+	RUN(co_each_stable_write_and_flush_reaches_the_device);
 	RUN(co_a_failed_flush_is_never_followed_by_a_good_one);
 	RUN(co_a_file_system_without_o_direct_is_cached);
 	RUN(co_what_cannot_be_written_says_why);
