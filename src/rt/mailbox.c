@@ -15,6 +15,7 @@
  */
 #include <errno.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "rt/rt_int.h"
@@ -27,7 +28,8 @@ static void signal_wake_fd(int fd, uint64_t value)
 {
 	int saved = errno;
 
-	while (write(fd, &value, sizeof(value)) < 0 && errno == EINTR)
+	/* Not write(2): TSan would take the close in rt_destroy(), which this very value allows, for a race. */
+	while (syscall(SYS_write, fd, &value, sizeof(value)) < 0 && errno == EINTR)
 		;
 	errno = saved;
 }
@@ -86,6 +88,9 @@ static void wake_fd_read(struct rt *rt, struct rt_op *op)
 	if ((uint32_t)rt->wake_value)
 		rt->wake_owed = false;
 	rt->holds_released += rt->wake_value >> 32;
+	/* Pairs with rt_release(): what its thread did before it has happened. */
+	if (rt->wake_value >> 32)
+		atomic_load_explicit(&rt->releasing, memory_order_acquire);
 }
 
 void mail_arm(struct rt *rt)
@@ -131,10 +136,14 @@ void rt_hold(struct rt *rt)
 
 void rt_release(struct rt *rt)
 {
-	if (rt->sim)
+	int fd = rt->wake_fd;
+
+	if (rt->sim) {
 		rt->holds_released++;
-	else
-		signal_wake_fd(rt->wake_fd, RELEASE_ONE);
+		return;
+	}
+	atomic_fetch_add_explicit(&rt->releasing, 1, memory_order_release);
+	signal_wake_fd(fd, RELEASE_ONE);
 }
 
 /* A call that travels to `target` and back; it lives on the caller's stack. */

@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -18,6 +19,12 @@
 
 #include "rt/rt_int.h"
 #include "util/log.h"
+
+#if __has_include(<valgrind/valgrind.h>)
+#include <valgrind/valgrind.h>
+#else
+#define RUNNING_ON_VALGRIND 0
+#endif
 
 #define BUSY_ENTER_NS 5000u
 #define BUSY_ENTER_SQES 32u
@@ -72,12 +79,11 @@ int ring_init(struct rt *rt, unsigned entries, struct err *err)
 
 		p.cq_entries = entries * 4;
 		r = io_uring_queue_init_params(entries, &rt->ring, &p);
-		rt->defer = flag_sets[i] & IORING_SETUP_DEFER_TASKRUN;
-		rt->taskrun_flag = flag_sets[i] & IORING_SETUP_TASKRUN_FLAG;
 	}
 	if (r < 0)
 		return explain(r, err);
 	rt->ring_up = true;
+	rt->under_valgrind = RUNNING_ON_VALGRIND;
 	if (!(rt->ring.features & IORING_FEAT_EXT_ARG) || !(rt->ring.features & IORING_FEAT_NODROP))
 		return err_set(err, -ENOSYS, "the io_uring of this kernel is too old; weir needs Linux 5.11 or later");
 	return 0;
@@ -148,7 +154,7 @@ static void note_result(struct rt *rt, int r)
 static void enter(struct rt *rt)
 {
 	rt->stats.ring_enters++;
-	note_result(rt, rt->defer ? io_uring_submit_and_get_events(&rt->ring) : io_uring_submit(&rt->ring));
+	note_result(rt, io_uring_submit_and_get_events(&rt->ring));
 }
 
 /* Submission */
@@ -207,23 +213,46 @@ static bool spin(struct rt *rt, uint64_t start_ns)
 	return false;
 }
 
+/*
+ * valgrind 3.19 holds all threads while one is in io_uring_enter(), so there the waiting is done in ppoll(); for
+ * a millisecond at most, since deferred completions do not always wake it.
+ */
+static void wait_under_valgrind(struct rt *rt, const struct timespec *timeout)
+{
+	struct pollfd p = { .fd = rt->ring.ring_fd, .events = POLLIN };
+	struct timespec ts = { .tv_nsec = 1000000 };
+
+	if (timeout && timeout->tv_sec == 0 && timeout->tv_nsec < ts.tv_nsec)
+		ts = *timeout;
+	enter(rt);
+	if (!something_to_do(rt))
+		ppoll(&p, 1, &ts, NULL);
+	enter(rt);
+}
+
 static void wait_in_kernel(struct rt *rt)
 {
-	struct __kernel_timespec ts, *timeout = NULL;
+	struct timespec ts = { 0 }, *timeout = NULL;
 	struct io_uring_cqe *cqe;
 
 	if (rt->heap_n) {
 		uint64_t now = rt_clock_ns(CLOCK_MONOTONIC), at = rt->heap[0].at_ns;
 		uint64_t ns = at > now ? at - now : 0;
 
-		ts.tv_sec = (int64_t)(ns / 1000000000u);
-		ts.tv_nsec = (int64_t)(ns % 1000000000u);
+		ts.tv_sec = (time_t)(ns / 1000000000u);
+		ts.tv_nsec = (long)(ns % 1000000000u);
 		timeout = &ts;
 	}
 	if (!mail_sleep(rt))
 		return;
-	rt->stats.ring_enters++;
-	note_result(rt, io_uring_submit_and_wait_timeout(&rt->ring, &cqe, 1, timeout, NULL));
+	if (unlikely(rt->under_valgrind)) {
+		wait_under_valgrind(rt, timeout);
+	} else {
+		struct __kernel_timespec kts = { ts.tv_sec, ts.tv_nsec };
+
+		rt->stats.ring_enters++;
+		note_result(rt, io_uring_submit_and_wait_timeout(&rt->ring, &cqe, 1, timeout ? &kts : NULL, NULL));
+	}
 	mail_awake(rt);
 }
 

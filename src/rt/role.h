@@ -23,5 +23,10 @@ extern struct role co_role;
 
 #define co_fn ROLE_ATTR(requires_capability(co_role))
 
+/* On a function pointer co_fn is only a note to the reader: clang 14 ignores it there. */
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wignored-attributes"
+#endif
+
 /* For the few places that know better (the runtime's own trampolines). */
 #define co_role_unchecked ROLE_ATTR(no_thread_safety_analysis)

@@ -131,11 +131,13 @@ int rt_run(struct rt *rt, co_entry *main_fn, void *arg)
 	}
 	rt_current = rt;
 	rt_co_thread(rt);
+	stacks_watch(&rt->stacks);
 	r = co_spawn("main", main_fn, arg);
 	if (r == 0)
 		r = rt->sim ? sim_loop(rt) : real_loop(rt);
 	if (!rt->sim)
 		io_uring_submit(&rt->ring);
+	stacks_unwatch(&rt->stacks);
 	rt_current = NULL;
 	return r;
 }

@@ -11,12 +11,13 @@
  *      rt->current) or PARKED (somebody will co_wake() it).
  *  (2) `run` holds what was ready when the turn began; what becomes ready meanwhile goes to `ready`. So a turn ends, and
  *      the ring, the timers and the mailbox get their turn, however busy the coroutines are.
- *  (3) All fields belong to the reactor's thread but `mail` and `holds_taken`.
+ *  (3) All fields belong to the reactor's thread but `mail`, `holds_taken` and `releasing`.
  */
 #pragma once
 
 #include <liburing.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "rt/role.h"
@@ -92,7 +93,9 @@ struct stacks {
 	char *map;
 	size_t map_len, usable, page;
 	unsigned n;
-	bool madvise_guards;
+	bool madvise_guards, watching;
+	void *signal_stack;
+	stack_t signal_stack_before;
 };
 
 /* What a completion refers to. With `co` it is woken, else fn is called. */
@@ -124,7 +127,7 @@ struct rt {
 	uint64_t timer_seq;
 
 	struct io_uring ring;
-	bool ring_up, ring_enabled, defer, taskrun_flag;
+	bool ring_up, ring_enabled, under_valgrind;
 	int ring_error;
 	uint64_t last_enter_ns, spin_ns, spin_ewma_ns;
 
@@ -134,7 +137,7 @@ struct rt {
 	bool wake_armed;
 	uint64_t wake_value;
 	struct rt_op wake_op;
-	_Atomic(uint64_t) holds_taken;
+	_Atomic(uint64_t) holds_taken, releasing;
 	uint64_t holds_released;
 
 	struct offload *offload;
@@ -153,6 +156,9 @@ int stacks_init(struct stacks *s, unsigned n, size_t usable, struct err *err);
 void stacks_fini(struct stacks *s);
 /* Makes stack i usable (installs its guard); once for each. */
 void *stacks_prepare(struct stacks *s, unsigned i);
+/* On the reactor's thread while it runs: a stack overflow is reported by name. */
+void stacks_watch(struct stacks *s);
+void stacks_unwatch(struct stacks *s);
 
 /* co.c */
 int cos_init(struct rt *rt, unsigned n, size_t stack_size, struct err *err);

@@ -5,8 +5,14 @@
  * One mapping holds all: guard page, stack, guard page, stack, ... so that the guard below a stack is also the end of the one below it.
  * Memory is touched when a stack is first used. Linux 6.13 has guards that cost no memory map (MADV_GUARD_INSTALL);
  * before it each stack in use costs two of the process's 65,530.
+ *
+ * A write into a guard page ends the process, after a message that names the coroutine: a handler for SIGSEGV on a
+ * stack of its own writes it, unless somebody else (a sanitizer) has one.
  */
 #include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,6 +44,7 @@ void stacks_fini(struct stacks *s)
 	if (s->map)
 		munmap(s->map, s->map_len);
 	s->map = NULL;
+	free(s->signal_stack);
 }
 
 void *stacks_prepare(struct stacks *s, unsigned i)
@@ -50,4 +57,53 @@ void *stacks_prepare(struct stacks *s, unsigned i)
 	if (mprotect(guard, s->page, PROT_NONE) < 0)
 		return NULL;
 	return guard + s->page;
+}
+
+/* Overflow */
+
+static void say(const char *text)
+{
+	if (write(STDERR_FILENO, text, strlen(text)) < 0)
+		return;
+}
+
+static void report_overflow(int sig, siginfo_t *info, void *context)
+{
+	struct rt *rt = rt_current;
+
+	if (rt) {
+		const struct stacks *s = &rt->stacks;
+		size_t at = (size_t)((char *)info->si_addr - s->map);
+
+		if ((char *)info->si_addr >= s->map && at < s->map_len && at % (s->usable + s->page) < s->page) {
+			say("weir: the stack of coroutine \"");
+			say(rt->current->name);
+			say("\" has overflowed; this is a bug in weir\n");
+		}
+	}
+	/* Returning faults again, now with the default action. */
+	signal(SIGSEGV, SIG_DFL);
+}
+
+void stacks_watch(struct stacks *s)
+{
+	struct sigaction sa = { .sa_sigaction = report_overflow, .sa_flags = SA_SIGINFO | SA_ONSTACK }, old;
+	stack_t ss = { .ss_size = (size_t)SIGSTKSZ + 8192 };
+
+	if (sigaction(SIGSEGV, NULL, &old) < 0 || (old.sa_sigaction != report_overflow && old.sa_handler != SIG_DFL))
+		return;
+	if (!s->signal_stack)
+		s->signal_stack = malloc(ss.ss_size);
+	ss.ss_sp = s->signal_stack;
+	if (!ss.ss_sp || sigaltstack(&ss, &s->signal_stack_before) < 0)
+		return;
+	s->watching = true;
+	sigaction(SIGSEGV, &sa, NULL);
+}
+
+void stacks_unwatch(struct stacks *s)
+{
+	if (s->watching)
+		sigaltstack(&s->signal_stack_before, NULL);
+	s->watching = false;
 }

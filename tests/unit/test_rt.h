@@ -3,6 +3,10 @@
 #pragma once
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 
 #include "lib/test.h"
 #include "rt/rt.h"
@@ -14,6 +18,11 @@
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define SANITIZED 1
 #endif
+#endif
+#if __has_include(<valgrind/valgrind.h>)
+#include <valgrind/valgrind.h>
+#else
+#define RUNNING_ON_VALGRIND 0
 #endif
 #ifndef SANITIZED
 #define SANITIZED 0
@@ -57,4 +66,20 @@ static inline void on_sim(uint64_t seed, co_entry *fn, void *arg)
 
 	CHECK_EQ(rt_run(rt, fn, arg), 0);
 	rt_destroy(rt);
+}
+
+/* From now on the system call `nr` fails with `error`; if `arg2` is not 0, only where its third argument is that. */
+static inline bool forbid_syscall(int nr, unsigned arg2, int error)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)nr, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, arg2 ? offsetof(struct seccomp_data, args[2]) : offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, arg2 ? arg2 : (unsigned)nr, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = { .len = 6, .filter = code };
+
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0;
 }

@@ -198,6 +198,8 @@ static co_fn void co_rounds(void *arg)
 	for (int i = 0; i < 10; i++) {
 		co_yield();
 		CHECK_EQ(fegetround(), mode);
+		if (RUNNING_ON_VALGRIND)
+			continue;	/* it rounds to nearest whatever is set */
 		CHECK_EQ((int)rint(x), mode == FE_UPWARD ? 2 : 1);
 		CHECK_EQ((int)rint(y), mode == FE_UPWARD ? 3 : 2);
 	}
@@ -299,7 +301,6 @@ static co_fn void co_looks_at_tasks(void *arg)
 
 static void tasks_say_what_they_wait_for_and_since_when(void)
 {
-	on_real(co_looks_at_tasks, NULL);
 	on_sim(1, co_looks_at_tasks, NULL);
 }
 

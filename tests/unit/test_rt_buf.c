@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT */
+/* Buffer pool: sizes, waiting in order, memory given back. */
+#include <sys/mman.h>
+
+#include "rt/buf.h"
+#include "test_rt.h"
+
+static struct rt_bufpool *make_pool(struct rt *rt, uint64_t bytes)
+{
+	struct err err = ERR_INIT;
+	struct rt_bufpool *p;
+
+	CHECK_EQ(rt_bufpool_create(rt, bytes, &p, &err), 0);
+	return p;
+}
+
+static void a_pool_is_a_power_of_two_of_at_least_one_buffer(void)
+{
+	struct rt *rt = make_sim(1);
+	static const struct { uint64_t asked, got; } sizes[] = {
+		{ 1, RT_BUF_MAX }, { RT_BUF_MAX, RT_BUF_MAX }, { RT_BUF_MAX + 1, 2ull * RT_BUF_MAX }, { 100ull << 20, 128ull << 20 },
+	};
+
+	for (unsigned i = 0; i < 4; i++) {
+		struct rt_bufpool *p = make_pool(rt, sizes[i].asked);
+
+		CHECK_EQ(rt_bufpool_size(p), sizes[i].got);
+		CHECK_EQ(rt_bufpool_used(p), 0u);
+		rt_bufpool_destroy(p);
+	}
+	rt_bufpool_destroy(NULL);
+	rt_destroy(rt);
+}
+
+static void buffers_are_aligned_and_all_memory_can_be_used(void)
+{
+	struct rt *rt = make_sim(1);
+	struct rt_bufpool *p = make_pool(rt, RT_BUF_MAX);
+	static void *buf[RT_BUF_MAX / RT_BUF_ALIGN];
+
+	for (size_t len = 1; len <= RT_BUF_MAX; len = len * 3 + 1) {
+		void *b = rt_buf_tryget(p, len);
+
+		CHECK(b && (uintptr_t)b % RT_BUF_ALIGN == 0);
+		CHECK(rt_bufpool_used(p) >= len);
+		CHECK(rt_bufpool_used(p) < 2 * len + RT_BUF_ALIGN);
+		((char *)b)[0] = ((char *)b)[len - 1] = 1;
+		rt_buf_put(p, b);
+	}
+	rt_buf_put(p, NULL);
+	for (int round = 0; round < 2; round++) {
+		for (unsigned i = 0; i < RT_BUF_MAX / RT_BUF_ALIGN; i++)
+			CHECK(buf[i] = rt_buf_tryget(p, RT_BUF_ALIGN));
+		CHECK_EQ(rt_bufpool_used(p), RT_BUF_MAX);
+		CHECK(!rt_buf_tryget(p, 1));
+		/* Whatever the order of return, it grows together again. */
+		for (unsigned i = 0; i < RT_BUF_MAX / RT_BUF_ALIGN; i++)
+			rt_buf_put(p, buf[round ? i : i * 4099 % (RT_BUF_MAX / RT_BUF_ALIGN)]);
+		CHECK(buf[0] = rt_buf_tryget(p, RT_BUF_MAX));
+		rt_buf_put(p, buf[0]);
+	}
+	rt_bufpool_destroy(p);
+	rt_destroy(rt);
+}
+
+/* Waiting */
+
+static struct rt_bufpool *pool;
+static char trace[16];
+static unsigned trace_n;
+
+static co_fn void co_takes(void *arg)
+{
+	size_t len = (size_t)arg;
+	char *b = co_buf_get(pool, len);
+
+	CHECK(b);
+	trace[trace_n++] = len > 20u << 20 ? 'L' : len > 4096 ? 'm' : 's';
+	co_sleep_ns(10000);
+	rt_buf_put(pool, b);
+}
+
+static co_fn void co_fills_then_waits(void *arg)
+{
+	static const size_t lens[] = { 32u << 20, 4096, 16u << 20, 32u << 20, 1 };
+	char *b = co_buf_get(pool, 16u << 20);
+
+	trace_n = 0;
+	memset(trace, 0, sizeof(trace));
+	for (unsigned i = 0; i < 5; i++) {
+		CHECK_EQ(co_spawn("takes", co_takes, (void *)lens[i]), 0);
+		co_sleep_ns(1000);
+	}
+	/* 16 MiB are free, but the first in the queue wants 32. */
+	CHECK_STR(trace, "");
+	CHECK(!rt_buf_tryget(pool, 1));
+	rt_buf_put(pool, b);
+	b = co_buf_get(pool, 4096);
+	rt_buf_put(pool, b);
+	co_sleep_ns(10000);
+	CHECK_EQ(trace_n, 5u);
+	CHECK_EQ(trace[0], 'L');
+	CHECK_EQ(trace[3], 'L');
+}
+
+static void who_waits_is_served_in_order(void)
+{
+	struct rt *rt = make_sim(1);
+
+	for (uint64_t seed = 0; seed < 20; seed++) {
+		rt_sim_reseed(rt, seed);
+		pool = make_pool(rt, RT_BUF_MAX);
+		rt_set_bufs(rt, pool);
+		CHECK_EQ(rt_run(rt, co_fills_then_waits, NULL), 0);
+		rt_bufpool_destroy(pool);
+	}
+	rt_destroy(rt);
+}
+
+/* Memory */
+
+static size_t resident(void *base, size_t len)
+{
+	size_t pages = len / 4096, n = 0;
+	unsigned char *vec = malloc(pages);
+
+	CHECK_EQ(mincore(base, len, vec), 0);
+	for (size_t i = 0; i < pages; i++)
+		n += vec[i] & 1;
+	free(vec);
+	return n * 4096;
+}
+
+static co_fn void co_uses_and_rests(void *arg)
+{
+	size_t len = RT_BUF_MAX;
+	char *b;
+
+	CHECK(rt_bufs() == pool);
+	b = co_buf_get(pool, len);
+	CHECK_EQ(resident(b, len), 0u);
+	memset(b, 1, len);
+	CHECK_EQ(resident(b, len), len);
+	rt_buf_put(pool, b);
+	/* Warm for a while ... */
+	CHECK(resident(b, len) == len);
+	for (int i = 0; i < 100 && resident(b, len) > 2u << 20; i++)
+		co_sleep_ns(100000000);
+	/* ... then cold but for a little. */
+	CHECK(resident(b, len) <= 2u << 20);
+	CHECK(co_buf_get(pool, len) == b);
+	rt_buf_put(pool, b);
+}
+
+static void an_idle_pool_gives_its_memory_back(void)
+{
+	struct rt *rt = make_rt(NULL);
+
+	pool = make_pool(rt, RT_BUF_MAX);
+	rt_set_bufs(rt, pool);
+	CHECK_EQ(rt_run(rt, co_uses_and_rests, NULL), 0);
+	rt_bufpool_destroy(pool);
+	rt_destroy(rt);
+}
+
+int main(void)
+{
+	RUN(a_pool_is_a_power_of_two_of_at_least_one_buffer);
+	RUN(buffers_are_aligned_and_all_memory_can_be_used);
+	RUN(who_waits_is_served_in_order);
+	RUN(an_idle_pool_gives_its_memory_back);
+	return 0;
+}
