@@ -427,38 +427,48 @@ static co_fn int co_level_sides(struct scan *s)
 	return r < 0 ? r : co_wl_dev_write(w, s->last_pos, s->buf, s->last_len);
 }
 
+/* True if a batch that recovery has given up begins at `pos` on some side. */
+static co_fn bool co_is_given_up(struct scan *s, uint64_t pos)
+{
+	struct wlog *w = s->w;
+	uint64_t room = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size - pos;
+	struct wl_bhead h;
+
+	for (unsigned side = 0; side < w->dev.n; side++) {
+		if (w->dev.in_sync[side] && co_wl_dev_read(w, side, pos, s->buf, WL_BLOCK) == 0 &&
+		    wl_bhead_decode(s->buf, room, &w->sb.uuid, &h) == 0 && h.seq >= w->next_seq)
+			return true;
+	}
+	return false;
+}
+
+static co_fn int co_wipe_block(struct scan *s, uint64_t pos)
+{
+	memset(s->buf, 0, WL_BLOCK);
+	return co_wl_dev_write(s->w, pos, s->buf, WL_BLOCK);
+}
+
 /*
- * Batches of an unfinished group may lie behind the new head, valid but given up. Their segments' first blocks must not be taken for carriers of
- * an index when the numbers come round to them again; from the farthest on, so that a crash in between leaves a state that is found again.
+ * Batches of an unfinished group may lie behind the new head, valid but given up. The one at the head must not be taken for the next batch, which may go
+ * to the next segment instead and has the same number and predecessor; the segments' first blocks must not be taken for carriers of an index when the
+ * numbers come round to them again. From the farthest on, so that a crash in between leaves a state that is found again.
  */
 static co_fn int co_scrub_given_up(struct scan *s)
 {
 	struct wlog *w = s->w;
 	uint32_t n = 0;
-	struct wl_bhead h;
+	int r = 0;
 
 	if (w->config.read_only)
 		return 0;
-	for (uint32_t i = 1; i < w->sb.seg_count; i++) {
-		uint64_t pos = wl_segment_pos(w, (w->head_seg + i) % w->sb.seg_count);
-		bool stale = false;
-
-		for (unsigned side = 0; side < w->dev.n; side++) {
-			if (w->dev.in_sync[side] && co_wl_dev_read(w, side, pos, s->buf, WL_BLOCK) == 0 &&
-			    wl_bhead_decode(s->buf, w->sb.seg_size, &w->sb.uuid, &h) == 0 && h.seq >= w->next_seq)
-				stale = true;
-		}
-		if (!stale)
-			break;
-		n = i;
-	}
-	for (; n > 0; n--) {
-		memset(s->buf, 0, WL_BLOCK);
-		int r = co_wl_dev_write(w, wl_segment_pos(w, (w->head_seg + n) % w->sb.seg_count), s->buf, WL_BLOCK);
-		if (r < 0)
-			return r;
-	}
-	return 0;
+	while (n + 1 < w->sb.seg_count &&
+	       co_is_given_up(s, wl_segment_pos(w, (w->head_seg + n + 1) % w->sb.seg_count)))
+		n++;
+	for (; n > 0 && r == 0; n--)
+		r = co_wipe_block(s, wl_segment_pos(w, (w->head_seg + n) % w->sb.seg_count));
+	if (r == 0 && w->head_pos < wl_segment_pos(w, w->head_seg) + w->sb.seg_size && co_is_given_up(s, w->head_pos))
+		r = co_wipe_block(s, w->head_pos);
+	return r;
 }
 
 co_fn int co_wl_recover(struct wlog *w, struct err *err)
