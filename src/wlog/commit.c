@@ -26,6 +26,21 @@ static int put_fifo(struct wlog *w, struct wlog_volume *v, const struct wl_entry
 	return 0;
 }
 
+/* The record `t` lies somewhere else now: so do its pieces in the round that is being written, or they would pin its old batch. */
+static void move_pieces(struct wl_map *m, const struct wl_entry *t)
+{
+	for (struct wl_entry *e = wl_map_find(m, t->off); e && e->off < t->off + t->len; e = wl_map_next(e)) {
+		if (e->rno != t->rno)
+			continue;
+		list_del(&e->on_batch);
+		list_add_tail(&t->batch->entries, &e->on_batch);
+		e->batch = t->batch;
+		if (e->type == WL_WRITE)
+			e->data = e->data - e->rec_data + t->rec_data;
+		e->rec_data = t->rec_data;
+	}
+}
+
 static int apply_fifo(struct wlog *w, struct wlog_volume *v, const struct wl_entry *t, bool copy)
 {
 	if (copy) {
@@ -40,6 +55,7 @@ static int apply_fifo(struct wlog *w, struct wlog_volume *v, const struct wl_ent
 				e->batch = t->batch;
 				e->data = t->data;
 				e->rec_data = t->rec_data;
+				move_pieces(&v->round, t);
 				return 0;
 			}
 		}

@@ -206,12 +206,12 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 	return 0;
 }
 
-/* Builds the map of up to ORDERED_RECORDS records of `epoch` behind number `after`. Returns the last one's number, 0: there are none. */
-static uint64_t take_records(struct wlog_volume *v, struct wl_map *m, uint64_t epoch, uint64_t after)
+/* Puts up to ORDERED_RECORDS records of `epoch` behind number `after` into v->round. *ret_last is the last one's number, 0: there are none. */
+static int take_records(struct wlog_volume *v, uint64_t epoch, uint64_t after, uint64_t *ret_last)
 {
-	uint64_t last = 0;
 	unsigned n = 0;
 
+	*ret_last = 0;
 	list_for_each(&v->fifo, l) {
 		struct wl_entry *e = container_of(l, struct wl_entry, fifo);
 
@@ -219,27 +219,31 @@ static uint64_t take_records(struct wlog_volume *v, struct wl_map *m, uint64_t e
 			break;
 		if (e->rno <= after && after)
 			continue;
-		if (n++ == ORDERED_RECORDS || wl_map_insert(m, &v->w->pool, e, false) < 0)
+		if (n++ == ORDERED_RECORDS)
 			break;
-		last = e->rno;
+		int r = wl_map_insert(&v->round, &v->w->pool, e, false);
+		if (r < 0)
+			return r;
+		*ret_last = e->rno;
 	}
-	return last;
+	return 0;
 }
 
 /* Writes one epoch, part by part in the order of its records. *ret_last is its last record. */
 static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t *ret_last)
 {
 	uint64_t last, end;
-	struct wl_map m;
-	int r = 0;
+	int r;
 
 	*ret_last = 0;
-	wl_map_init(&m);
-	while (r == 0 && (last = take_records(v, &m, epoch, *ret_last))) {
+	for (;;) {
+		r = take_records(v, epoch, *ret_last, &last);
 		end = 0;
-		while (r == 0 && wl_map_find(&m, end))
-			r = co_write_runs(v, &m, end, &end);
-		wl_map_clear(&m, &v->w->pool);
+		while (r == 0 && wl_map_find(&v->round, end))
+			r = co_write_runs(v, &v->round, end, &end);
+		wl_map_clear(&v->round, &v->w->pool);
+		if (r < 0 || last == 0)
+			break;
 		*ret_last = last;
 	}
 	return r;

@@ -65,6 +65,7 @@ struct wlog_volume {
 	struct wl_map map, fresh;
 	struct list fifo;	/* ordered destage: durable records in order, wl_entry.fifo */
 	uint64_t fifo_bytes;
+	struct wl_map round;	/* ordered destage: what the round in progress writes; its pieces move with their records */
 	uint64_t last_seq;	/* batch of the last record appended */
 	uint64_t fresh_bytes;	/* appended and not applied */
 	bool flushed_once;

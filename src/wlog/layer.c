@@ -158,6 +158,7 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot)
 	v->slot = slot;
 	wl_map_init(&v->map);
 	wl_map_init(&v->fresh);
+	wl_map_init(&v->round);
 	list_init(&v->fifo);
 	co_queue_init(&v->destage_wake);
 	co_queue_init(&v->destage_done);
