@@ -371,7 +371,7 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 	rec->epoch++;	/* what recovery found is an epoch of its own */
 	v->config = *config;
 	v->attached = true;
-	v->stop = v->stalled = v->draining = false;
+	v->stop = v->stalled = v->draining = v->cancelled = false;
 	v->flushed_once = false;
 	if (config->destage == WLOG_DESTAGE_MERGED) {
 		while (!list_empty(&v->fifo))

@@ -179,6 +179,7 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 
 	v->destaged_bytes += bytes;
 	v->dirty_since = is_dirty(v) ? since : 0;
+	w->clean_spent = 0;
 	wl_advance_tail(w);
 	co_queue_wake_all(&w->space);
 	if (w->space_wanted)

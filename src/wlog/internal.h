@@ -75,6 +75,7 @@ struct wlog_volume {
 	uint64_t cursor;	/* merged destage: where the next round begins */
 	uint64_t failures;
 	/* destage */
+	bool cancelled;		/* nobody waits for room any more */
 	bool stop, stalled, draining, damaged, destaging, running, has_stamp, has_mark, remark;
 	struct co_queue destage_wake, destage_done;
 	struct co_sem destage_sem;
@@ -125,6 +126,8 @@ struct wlog {
 	/* checkpoint */
 	uint32_t durable_tail_seg;
 	bool sb_dirty, space_wanted;
+	uint64_t space_need;	/* bytes that the largest waiting request will take of the ring */
+	uint64_t clean_spent;	/* bytes copied forward since anybody got room or anything was destaged */
 	uint64_t sb_written_ns;
 	uint8_t *sb_buf;
 	struct co_queue ticker_wake;

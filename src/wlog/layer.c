@@ -118,6 +118,10 @@ static co_fn int co_layer_resize(struct disk *d, uint64_t size)
 
 static void layer_cancel(struct disk *d)
 {
+	struct wlog_volume *v = volume_of(d);
+
+	v->cancelled = true;
+	co_queue_wake_all(&v->w->space);
 	disk_cancel(d->file);
 }
 

@@ -42,6 +42,8 @@ uint64_t wl_quota(const struct wlog_volume *v)
 	uint64_t quota = w->sb.vol[v->slot].quota;
 	uint64_t n = attached_volumes(w);
 
+	/* The ends of segments that no batch fits are lost. */
+	usable -= usable / 8;
 	/* Whatever one volume takes, half an equal share is left for each of the others. */
 	uint64_t share = usable - (n - 1) * (usable / (2 * n));
 
@@ -65,24 +67,35 @@ unsigned wl_fill_permille(const struct wlog_volume *v)
 	return min(max(by_quota, by_ring), (uint64_t)1000);
 }
 
+/* True if the ring can take `bytes` more and leave enough for the cleaner. */
+static bool ring_has_room(const struct wlog *w, uint64_t bytes)
+{
+	uint64_t segs = wl_free_segments(w);
+	uint64_t free = segs > WL_SEG_RESERVE ? (segs - WL_SEG_RESERVE) * w->sb.seg_size : 0;
+
+	return free >= w->admitted + bytes + bytes / 16;
+}
+
 /* True if `bytes` more would leave too little for the cleaner, exceed the quota or exhaust the index. */
 static bool is_full(const struct wlog_volume *v, uint64_t bytes)
 {
 	const struct wlog *w = v->w;
-	uint64_t segs = wl_free_segments(w);
-	uint64_t free = segs > WL_SEG_RESERVE ? (segs - WL_SEG_RESERVE) * w->sb.seg_size : 0;
 	uint64_t used = wl_dirty_bytes(v) + v->fresh_bytes;
 
-	if (free < w->admitted + bytes + bytes / 16)
+	if (!ring_has_room(w, bytes))
 		return true;
 	if (used && used + bytes > wl_quota(v))
 		return true;
 	return wl_pool_free(&w->pool) < 4 * w->unapplied_records + WL_POOL_RESERVE;
 }
 
-static void ask_for_space(struct wlog *w)
+/* `need` is 0 if the ring has room and it is the quota or the index that is exhausted: then only destaging helps. */
+static void ask_for_space(struct wlog *w, uint64_t need)
 {
-	w->space_wanted = true;
+	if (need) {
+		w->space_wanted = true;
+		w->space_need = max(w->space_need, need);
+	}
 	list_for_each(&w->volumes, l)
 		wl_destage_kick(container_of(l, struct wlog_volume, node));
 	wl_kick_ticker(w);
@@ -92,6 +105,7 @@ co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes)
 {
 	struct wlog *w = v->w;
 	unsigned fill = wl_fill_permille(v), high = w->config.high_pct * 10;
+	bool waited = false;
 
 	if (fill > high && !w->failed) {
 		uint64_t delay = THROTTLE_SCALE_NS * (fill - high) / max(1000 - fill, 1u);
@@ -101,15 +115,20 @@ co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes)
 		co_sleep_ns(min(delay, THROTTLE_CAP_NS));
 	}
 	while (!w->failed && is_full(v, bytes)) {
+		if (v->cancelled)
+			return -ESHUTDOWN;
 		/* What is open and not committed cannot be destaged: nobody else may come to commit it. */
 		if (w->open && w->open_count)
 			w->want_seq = max(w->want_seq, w->open->seq);
 		co_queue_wake_one(&w->commit_wake);
-		ask_for_space(w);
+		ask_for_space(w, ring_has_room(w, bytes) ? 0 : bytes);
 		co_queue_wait(&w->space, "room in the write log");
+		waited = true;
 	}
 	if (w->failed)
 		return w->failed;
+	if (waited)
+		w->clean_spent = 0;
 	w->admitted += bytes;
 	return 0;
 }
@@ -147,12 +166,17 @@ struct victim {
 
 #define VICTIMS 64
 
+/* Copying twice around the ring has made no room for anybody: it is full of data that only its images can take. */
+#define CLEAN_ROUNDS 2u
+
 static bool worth_cleaning(struct wlog *w)
 {
 	uint64_t dirty = 0;
 	unsigned volumes = 0;
 
-	if (w->failed || wl_free_segments(w) > max(WL_SEG_RESERVE + 1, w->sb.seg_count / 8))
+	if (w->failed || w->clean_spent > CLEAN_ROUNDS * w->seg_bytes)
+		return false;
+	if (wl_free_segments(w) > max(WL_SEG_RESERVE + 1, w->sb.seg_count / 8) && ring_has_room(w, w->space_need))
 		return false;
 	list_for_each(&w->volumes, l) {
 		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
@@ -252,6 +276,7 @@ co_fn void co_wl_clean(struct wlog *w)
 		for (unsigned i = 0; i < n && r == 0; i++) {
 			struct wl_entry *e = &victims[i].e;
 
+			w->clean_spent += WL_D_SIZE + e->rec_len;
 			if (e->type == WL_WRITE)
 				r = co_wl_read_piece(w, e->batch, e, e->off, e->len, w->clean_buf);
 			if (r == -EBADMSG) {
@@ -277,6 +302,7 @@ co_fn void co_wl_clean(struct wlog *w)
 			if (co_wl_checkpoint(w) < 0)
 				break;
 			w->space_wanted = false;
+			w->space_need = 0;
 		}
 	}
 }
