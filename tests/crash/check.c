@@ -418,7 +418,7 @@ static const char *check_prefix(struct view *v)
 /* What has to be in: covered by a flush or FUA, or older than the guest's first flush. */
 static void mark_must(struct view *v, uint64_t at, bool all)
 {
-	uint64_t covered = 0, first_flush = MODEL_NEVER;
+	uint64_t covered = 0, first_flush = v->m->flushed ? 0 : MODEL_NEVER;
 
 	for (unsigned i = 0; i < v->m->nops; i++) {
 		const struct model_op *o = &v->m->ops[i];

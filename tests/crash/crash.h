@@ -48,6 +48,8 @@ struct scenario {
 	struct wlog_config log;
 	struct wlog_volume_config vol[CRASH_VOLUMES];
 	struct workload work;
+	uint64_t warm_up;	/* bytes that are written before anything is cut, so that the ring is somewhere else */
+	uint64_t bulk;		/* bytes that a writer of large requests puts on the last volume during the run */
 };
 
 /* The scenario of a seed; variants change it further. */
@@ -57,6 +59,7 @@ void scenario_print(const struct scenario *sc);
 struct snap {
 	struct powercut *p;
 	uint64_t at;		/* the tick of the cut */
+	uint64_t time_ns;	/* the clock at the cut */
 	uint64_t n;		/* number of the cut */
 	bool recovering;	/* the world's content was not known yet: the histories of the world before count */
 	const char *where;
@@ -75,16 +78,18 @@ struct world {
 	const struct scenario *sc;
 	struct powercut *p;
 	uint64_t clock;
+	uint64_t time_ns;	/* the latest known to have passed, before the next run */
 	struct model *model[CRASH_VOLUMES];
 	unsigned sides;		/* bit mask of the log devices to open */
 	struct wlog *log;
 	struct disk *vol[CRASH_VOLUMES];
 	struct snaps snaps;
+	unsigned cut_every;	/* for world_arm() once the workload proper begins */
 	/* workload */
 	bool known;		/* the models' bases are what the volumes hold */
 	bool errors_expected;
 	bool stop;		/* workers end */
-	unsigned running;
+	unsigned running, running_of[CRASH_VOLUMES];
 	struct co_queue idle;
 	uint64_t errors, done[CRASH_VOLUMES], failed[CRASH_VOLUMES];
 	uint64_t longest_ns[CRASH_VOLUMES]; /* one request */
@@ -99,7 +104,7 @@ struct world {
 /* Devices with the scenario's content; nothing formatted or opened. */
 struct world *world_create(const struct scenario *sc);
 /* A world on the supply `p`, whose histories start with the given contents later: world_know(). */
-struct world *world_on(const struct scenario *sc, struct powercut *p);
+struct world *world_on(const struct scenario *sc, struct powercut *p, uint64_t time_ns);
 void world_destroy(struct world *w);
 struct powercut_dev *world_log_dev(struct world *w, unsigned side);
 struct powercut_dev *world_image_dev(struct world *w, unsigned vol);
@@ -127,6 +132,8 @@ uint8_t *world_image(struct world *w, unsigned vol);
 
 /* --- work.c --- */
 
+/* Writes sc->warm_up bytes, waits, and begins the histories anew with what the volumes then hold. */
+co_fn void co_warm_up(struct world *w);
 /*
  * Runs the scenario's workload with `ops` requests per worker. False if it had not ended after `limit_ns` (0: never gives up); workers
  * then start nothing new, and co_work_wait() waits for them again.
@@ -160,8 +167,8 @@ co_fn void co_verify_and_know(struct world *w, const struct world *before, uint6
 
 /* --- main.c --- */
 
-/* Runs fn(arg) as the first coroutine of a new simulated reactor; a hang or a deadlock is reported. */
-void crash_run(const struct scenario *sc, uint64_t seed, co_entry *fn, void *arg);
+/* Runs fn(arg) as the first coroutine of a new simulated reactor, whose clock is past `start_ns`; a hang or a deadlock is reported. */
+void crash_run(uint64_t start_ns, uint64_t seed, co_entry *fn, void *arg);
 /* Reports and ends the program: variant, seed, cut, what and why. */
 __attribute__((format(printf, 2, 3), noreturn))
 void crash_fail(const char *what, const char *fmt, ...);

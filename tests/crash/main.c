@@ -75,6 +75,7 @@ static void on_hang(struct rt_timer *t)
 struct watched {
 	co_entry *fn;
 	void *arg;
+	uint64_t start_ns;
 };
 
 static co_fn void co_watched(void *arg)
@@ -82,6 +83,9 @@ static co_fn void co_watched(void *arg)
 	struct watched *x = arg;
 	struct rt_timer watchdog = RT_TIMER_INIT;
 
+	/* The clock of a machine goes on while it is off. */
+	if (rt_now_ns() < x->start_ns)
+		co_sleep_ns(x->start_ns - rt_now_ns() + 1000000000);
 	rt_timer_arm(&watchdog, rt_now_ns() + CRASH_HANG_NS, on_hang);
 	x->fn(x->arg);
 	rt_timer_cancel(&watchdog);
@@ -104,10 +108,10 @@ static struct rt *the_reactor(void)
 	return rt;
 }
 
-void crash_run(const struct scenario *sc, uint64_t seed, co_entry *fn, void *arg)
+void crash_run(uint64_t start_ns, uint64_t seed, co_entry *fn, void *arg)
 {
 	struct rt *rt = the_reactor();
-	struct watched x = { fn, arg };
+	struct watched x = { fn, arg, start_ns };
 	int ret;
 
 	alarm(STUCK_SECONDS);

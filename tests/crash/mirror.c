@@ -70,6 +70,7 @@ static co_fn void co_run_mirror(void *arg)
 
 	if (co_world_format(w, &err) || co_world_open(w, &err))
 		crash_fail("open", "a new log: %s", err.msg);
+	co_warm_up(w);
 	w->hook = on_mirror_io;
 	w->hook_arg = m;
 	world_arm(w, m->rebuild ? 3 : 1, 1, crash_opts.cut);
@@ -107,7 +108,7 @@ static void run_mirror_variant(const struct scenario *sc, bool rebuild)
 			    .rebuild = rebuild };
 	struct world *w = m.w;
 
-	crash_run(sc, sc->seed, co_run_mirror, &m);
+	crash_run(0, sc->seed, co_run_mirror, &m);
 	for (unsigned i = 0; i < w->snaps.n; i++) {
 		struct rng r;
 

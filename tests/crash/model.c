@@ -101,6 +101,8 @@ void model_fill_base(struct model *m)
 void model_rebase(struct model *m, const uint8_t *content)
 {
 	memcpy(m->base, content, m->size);
+	for (unsigned i = 0; i < m->nops; i++)
+		m->flushed |= m->ops[i].kind == MODEL_FLUSH;
 	m->first_id += m->nops;
 	m->nops = 0;
 }

@@ -57,6 +57,7 @@ struct model {
 	unsigned nops, max_ops;
 	uint32_t first_id;	/* of ops[0] */
 	uint64_t *clock;
+	bool flushed;		/* a flush was issued before the history begins */
 	bool weak_discard;	/* a discarded range may read as before */
 };
 
@@ -64,7 +65,7 @@ struct model *model_create(unsigned vol, uint64_t size, uint64_t *clock);
 void model_destroy(struct model *m);	/* NULL is fine */
 /* Fills the base with words of its own (no write has them). Otherwise it is zeroes. */
 void model_fill_base(struct model *m);
-/* The content is known to be `content` now: it becomes the base, and the history is forgotten. */
+/* The content is known to be `content` now and durable: it becomes the base, and the history is forgotten. */
 void model_rebase(struct model *m, const uint8_t *content);
 
 /* Notes that a request is about to be issued; returns its index. */

@@ -79,7 +79,7 @@ static co_fn bool co_shows_the_images(struct world *w)
 static co_fn void co_after_reformat(void *arg)
 {
 	struct reformat *f = arg;
-	struct world *w = world_on(f->w->sc, f->snap->p);
+	struct world *w = world_on(f->w->sc, f->snap->p, f->snap->time_ns);
 	struct err err = ERR_INIT;
 
 	f->snap->p = NULL;
@@ -100,12 +100,12 @@ void run_reformat(const struct scenario *given)
 	struct scenario sc = *given;
 	struct reformat f = { .w = world_create(&sc), .sc = &sc, .over_old = sc.seed & 1 };
 
-	crash_run(&sc, sc.seed, co_run_reformat, &f);
+	crash_run(0, sc.seed, co_run_reformat, &f);
 	sc.format.force = true;
 	for (unsigned i = 0; i < f.w->snaps.n; i++) {
 		f.snap = &f.w->snaps.v[i];
 		crash_at_cut = f.snap->n;
-		crash_run(&sc, sc.seed ^ f.snap->n, co_after_reformat, &f);
+		crash_run(f.snap->time_ns, sc.seed ^ f.snap->n, co_after_reformat, &f);
 		crash_cuts++;
 	}
 	crash_at_cut = 0;
@@ -115,6 +115,8 @@ void run_reformat(const struct scenario *given)
 void adjust_reformat(struct scenario *sc, struct rng *r)
 {
 	sc->log.no_destage = true;
+	sc->warm_up = 0;
+	sc->log_size = (256 << 10) + (8 << 20);
 	sc->work.flush_pct = max(sc->work.flush_pct, 10);
 	for (unsigned i = 0; i < sc->nvols; i++)
 		sc->vol[i].no_mark |= rng_below(r, 2);

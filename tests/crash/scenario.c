@@ -30,7 +30,7 @@ static void pick_device(struct powercut_dev_config *d, struct rng *r)
 
 static void pick_workload(struct workload *k, struct rng *r)
 {
-	static const uint64_t largest[] = { 4096, 16384, 65536, 160000 };
+	static const uint64_t largest[] = { 4096, 16384, 65536, 140000 };
 	static const uint64_t think[] = { 0, 50000, 2000000 };
 
 	k->workers = 1 + rng_below(r, 5);
@@ -67,13 +67,17 @@ void scenario_init(struct scenario *sc, const char *variant, uint64_t seed)
 	sc->image_dev.discard_keeps = chance(&r, 20);
 	sc->image_dev.no_mark = chance(&r, 20);
 	sc->image_dev.max_io = chance(&r, 20) ? 65536 : 0;
-	sc->format.segment_size = 1 << 20;
-	sc->format.no_prewrite = true;
-	sc->log_size = WLOG_MIN_SIZE;
+	sc->format.segment_size = 65536 << rng_below(&r, 3);
+	sc->format.no_prewrite = sc->format.small = true;
+	sc->log_size = (256 << 10) + sc->format.segment_size * (12 + rng_below(&r, 20));
 	sc->log.memory = chance(&r, 30) ? 256 << 10 : 0;
 	sc->log.destage_parallel = chance(&r, 30) ? 1 + rng_below(&r, 4) : 0;
 	sc->log.destage_delay_ns = pick(&r, delay, ARRAY_SIZE(delay));
 	sc->log.no_destage = chance(&r, 10);
+	/* Nothing ever leaves: then there must be room. */
+	if (sc->log.no_destage)
+		sc->log_size = (256 << 10) + (16 << 20);
+	sc->warm_up = chance(&r, 60) || sc->log.no_destage ? 0 : rng_below(&r, 2 * sc->log_size);
 	pick_workload(&sc->work, &r);
 	for (unsigned i = 0; i < sc->nvols; i++) {
 		sc->size[i] = (64 << 10) + 4096 * rng_below(&r, 48);
@@ -106,4 +110,5 @@ void scenario_print(const struct scenario *sc)
 	       "flush %u fua %u zero %u discard %u read %u unaligned %u %%\n", k->workers, k->ops,
 	       (unsigned long long)k->max_write, (unsigned long long)k->hot_size, k->hot_pct, (unsigned long long)k->think_ns,
 	       k->flush_pct, k->fua_pct, k->zero_pct, k->discard_pct, k->read_pct, k->unaligned_pct);
+	printf("warm-up %llu, bulk %llu\n", (unsigned long long)sc->warm_up, (unsigned long long)sc->bulk);
 }

@@ -16,7 +16,8 @@ static co_fn void co_run(void *arg)
 
 	if (co_world_format(w, &err) || co_world_open(w, &err))
 		crash_fail("open", "a new log: %s", err.msg);
-	world_arm(w, w->snaps.every, w->snaps.per_cut, crash_opts.cut);
+	co_warm_up(w);
+	world_arm(w, w->cut_every, 1, crash_opts.cut);
 	co_work(w, w->sc->work.ops, w->sc->seed, 0);
 	if (co_world_close(w))
 		crash_fail("close", "closing the log failed");
@@ -45,13 +46,12 @@ co_fn void co_verify_closed(struct world *w)
 }
 
 /* Runs the workload once, with a snapshot at each `every`-th instant. */
-static struct world *run_with_cuts(const struct scenario *sc, unsigned every, unsigned per_cut)
+static struct world *run_with_cuts(const struct scenario *sc, unsigned every)
 {
 	struct world *w = world_create(sc);
 
-	w->snaps.every = every;
-	w->snaps.per_cut = per_cut;
-	crash_run(sc, sc->seed, co_run, w);
+	w->cut_every = every;
+	crash_run(0, sc->seed, co_run, w);
 	return w;
 }
 
@@ -70,10 +70,10 @@ static unsigned then_mostly_close(uint64_t n, struct rng *r)
 
 static void run_cut(const struct scenario *sc)
 {
-	struct world *w = run_with_cuts(sc, 1, 1);
+	struct world *w = run_with_cuts(sc, 1);
 
 	verify_snaps(w, then_mostly_close);
-	crash_run(sc, ~sc->seed, co_reopen, w);
+	crash_run(w->time_ns, ~sc->seed, co_reopen, w);
 	world_destroy(w);
 }
 
@@ -91,20 +91,33 @@ static unsigned then_cut_again(uint64_t n, struct rng *r)
 static void run_recut(const struct scenario *sc)
 {
 	static const unsigned primes[] = { 23, 29, 31, 37 };
-	struct world *w = run_with_cuts(sc, primes[sc->seed % 4], 1);
+	struct world *w = run_with_cuts(sc, primes[sc->seed % 4]);
 
 	verify_snaps(w, then_cut_again);
 	world_destroy(w);
 }
 
+/* Quotas of a few writes, and images that cannot keep up. */
+static void adjust_full(struct scenario *sc, struct rng *r)
+{
+	sc->log.no_destage = false;
+	sc->log.high_pct = 20 + rng_below(r, 60);
+	sc->log.low_pct = 5 + rng_below(r, 15);
+	sc->image_dev.latency_ns = 1000000 << rng_below(r, 6);
+	sc->work.max_write = 65536;
+	for (unsigned i = 0; i < sc->nvols; i++)
+		sc->vol[i].quota = 32768 << rng_below(r, 5);
+}
+
 static void adjust_bare(struct scenario *sc, struct rng *r)
 {
 	sc->logged = false;
+	sc->warm_up = 0;
 }
 
 static void adjust_perfect(struct scenario *sc, struct rng *r)
 {
-	sc->logged = false;
+	adjust_bare(sc, r);
 	sc->perfect = true;
 	sc->image_dev.sector = sc->image_dev.align = 4096;
 	for (unsigned i = 0; i < sc->nvols; i++)
@@ -127,6 +140,8 @@ static void adjust_lying_bare(struct scenario *sc, struct rng *r)
 const struct variant crash_variants[] = {
 	{ "cut", "a cut at any write leaves a prefix that covers the last flush", run_cut, NULL },
 	{ "recut", "a second cut during recovery, drain or later work is like the first", run_recut, NULL },
+	{ "full", "the same while the quota is exhausted and writers wait", run_cut, adjust_full },
+	{ "clean", "the same while data of a hanging volume is brought forward in a full ring", run_clean, adjust_clean },
 	{ "bare", "without a log, flushed data is there", run_cut, adjust_bare },
 	{ "mirror", "a side of the mirror dies: nobody notices; a stale side is never believed", run_mirror, adjust_mirror },
 	{ "rebuild", "a side is replaced under load", run_rebuild, adjust_rebuild },

@@ -19,3 +19,5 @@ void adjust_mirror(struct scenario *sc, struct rng *r);
 void adjust_rebuild(struct scenario *sc, struct rng *r);
 void run_reformat(const struct scenario *sc);
 void adjust_reformat(struct scenario *sc, struct rng *r);
+void run_clean(const struct scenario *sc);
+void adjust_clean(struct scenario *sc, struct rng *r);

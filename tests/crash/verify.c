@@ -111,8 +111,8 @@ static co_fn void co_verify(void *arg)
 	struct verify *v = arg;
 	struct world *w = v->w;
 
-	if (v->then & THEN_CUT)
-		world_arm(w, 1, 1, crash_opts.cut2);
+	if ((v->then & THEN_CUT) || crash_opts.verbose)
+		world_arm(w, v->then & THEN_CUT ? 1 : 0, 1, crash_opts.cut2);
 	co_open_or_fail(w, "recovery");
 	if (v->then & ~THEN_IMAGE)
 		co_verify_and_know(w, v->before, v->snap->at, false, "after recovery");
@@ -149,12 +149,12 @@ static void verify_second_cuts(struct world *w, const struct world *before, uint
 	for (unsigned i = 0; i < w->snaps.n; i++) {
 		struct snap *s = &w->snaps.v[i];
 		struct snap first = { .at = at };
-		struct world *w2 = world_on(w->sc, s->p);
+		struct world *w2 = world_on(w->sc, s->p, s->time_ns);
 		struct verify v = { .w = w2, .before = s->recovering ? before : w, .snap = s->recovering ? &first : s };
 
 		s->p = NULL;
 		crash_at_cut2 = s->n;
-		crash_run(w->sc, w->sc->seed ^ s->n << 32, co_verify_again, &v);
+		crash_run(w2->time_ns, w->sc->seed ^ s->n << 32, co_verify_again, &v);
 		world_destroy(w2);
 		crash_cuts++;
 	}
@@ -163,7 +163,7 @@ static void verify_second_cuts(struct world *w, const struct world *before, uint
 
 void verify_snap(struct world *w, struct snap *s, unsigned then)
 {
-	struct world *after = world_on(w->sc, s->p);
+	struct world *after = world_on(w->sc, s->p, s->time_ns);
 	struct verify v = { .w = after, .before = w, .snap = s, .then = then };
 
 	s->p = NULL;
@@ -171,7 +171,7 @@ void verify_snap(struct world *w, struct snap *s, unsigned then)
 	crash_at_cut = s->n;
 	if ((then & THEN_IMAGE) && w->sc->logged)
 		verify_images(after, MODEL_EPOCH, (const struct model *const *)w->model, s->at, "the image without its log");
-	crash_run(w->sc, w->sc->seed ^ s->n, co_verify, &v);
+	crash_run(after->time_ns, w->sc->seed ^ s->n, co_verify, &v);
 	crash_cuts++;
 	verify_second_cuts(after, w, s->at);
 	crash_at_cut = 0;

@@ -177,6 +177,16 @@ static co_fn void co_request(struct worker *k)
 	note_result(k, &q, was_sticky, began, ret);
 }
 
+static void end_worker(struct worker *k)
+{
+	struct world *w = k->w;
+
+	w->running--;
+	w->running_of[k->vol]--;
+	co_queue_wake_all(&w->idle);
+	free(k);
+}
+
 static co_fn void co_worker(void *arg)
 {
 	struct worker *k = arg;
@@ -190,9 +200,70 @@ static co_fn void co_worker(void *arg)
 		else
 			co_yield();
 	}
-	if (!--w->running)
-		co_queue_wake_all(&w->idle);
-	free(k);
+	end_worker(k);
+}
+
+/* Large writes to one volume, one after the other. */
+static co_fn void co_bulk(struct world *w, unsigned vol, uint64_t bytes, struct rng *r)
+{
+	uint64_t most = min(140000u, w->sc->work.max_write * 2);
+	uint64_t size = w->sc->size[vol];
+	struct worker k = { .w = w, .vol = vol };
+
+	while (bytes && !w->stop) {
+		uint64_t pick = 1 + rng_below(r, most), len = min(pick, size);
+		struct request q = { .off = rng_below(r, size - len + 1), .len = len };
+		unsigned op = model_issue(w->model[vol], MODEL_WRITE, q.off, len, false);
+		int ret = co_submit(&k, &q, op);
+
+		model_complete(w->model[vol], op, ret);
+		note_result(&k, &q, false, rt_now_ns(), ret);
+		bytes -= min(bytes, len);
+	}
+}
+
+co_fn void co_warm_up(struct world *w)
+{
+	struct rng r;
+
+	rng_seed(&r, w->sc->seed + 99);
+	for (unsigned v = 0; v < w->sc->nvols && w->sc->warm_up; v++) {
+		uint8_t *content;
+
+		co_bulk(w, v, w->sc->warm_up / w->sc->nvols, &r);
+		model_issue(w->model[v], MODEL_FLUSH, 0, 0, false);
+		content = co_world_read(w, v);
+		if (!content || co_disk_flush(w->vol[v]))
+			crash_fail("error", "volume %u: warming up failed", v);
+		model_rebase(w->model[v], content);
+		free(content);
+	}
+	/* The histories that begin now are those of the images, too. */
+	if (w->sc->warm_up && co_wlog_drain(w->log, NULL, NULL, NULL))
+		crash_fail("drain", "after warming up");
+}
+
+static co_fn void co_bulk_worker(void *arg)
+{
+	struct worker *k = arg;
+	struct world *w = k->w;
+
+	co_bulk(w, k->vol, w->sc->bulk, &k->rng);
+	end_worker(k);
+}
+
+static void start_worker(struct world *w, unsigned vol, unsigned ops, uint64_t seed, co_entry *fn)
+{
+	struct worker *k = malloc(sizeof(*k));
+
+	if (!k)
+		abort();
+	*k = (struct worker){ .w = w, .vol = vol, .ops = ops };
+	rng_seed(&k->rng, seed);
+	w->running++;
+	w->running_of[vol]++;
+	if (co_spawn("worker", fn, k))
+		abort();
 }
 
 co_fn bool co_work_wait(struct world *w, uint64_t limit_ns)
@@ -215,18 +286,10 @@ co_fn bool co_work(struct world *w, unsigned ops, uint64_t seed, uint64_t limit_
 	unsigned workers = w->sc->perfect ? 1 : w->sc->work.workers;
 
 	w->stop = false;
-	for (unsigned v = 0; v < w->sc->nvols; v++) {
-		for (unsigned i = 0; i < workers; i++) {
-			struct worker *k = malloc(sizeof(*k));
-
-			if (!k)
-				abort();
-			*k = (struct worker){ .w = w, .vol = v, .ops = ops };
-			rng_seed(&k->rng, seed * 64 + v * 16 + i);
-			w->running++;
-			if (co_spawn("worker", co_worker, k))
-				abort();
-		}
-	}
+	for (unsigned v = 0; v < w->sc->nvols; v++)
+		for (unsigned i = 0; i < workers; i++)
+			start_worker(w, v, ops, seed * 64 + v * 16 + i, co_worker);
+	if (w->sc->bulk)
+		start_worker(w, w->sc->nvols - 1, 0, seed * 64 + 63, co_bulk_worker);
 	return co_work_wait(w, limit_ns);
 }

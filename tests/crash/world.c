@@ -27,7 +27,7 @@ struct powercut_dev *world_image_dev(struct world *w, unsigned vol)
 	return powercut_dev_find(w->p, image_name[vol]);
 }
 
-struct world *world_on(const struct scenario *sc, struct powercut *p)
+struct world *world_on(const struct scenario *sc, struct powercut *p, uint64_t time_ns)
 {
 	struct world *w = calloc(1, sizeof(*w));
 
@@ -35,6 +35,7 @@ struct world *world_on(const struct scenario *sc, struct powercut *p)
 		abort();
 	w->sc = sc;
 	w->p = p;
+	w->time_ns = time_ns;
 	w->sides = (1u << sc->nsides) - 1;
 	co_queue_init(&w->idle);
 	return w;
@@ -42,7 +43,7 @@ struct world *world_on(const struct scenario *sc, struct powercut *p)
 
 struct world *world_create(const struct scenario *sc)
 {
-	struct world *w = world_on(sc, powercut_create(sc->seed));
+	struct world *w = world_on(sc, powercut_create(sc->seed), 0);
 
 	for (unsigned i = 0; i < sc->nsides + sc->spare; i++)
 		powercut_dev_create(w->p, log_name[i], sc->log_size, &sc->log_dev);
@@ -75,7 +76,7 @@ void world_destroy(struct world *w)
 
 struct world *world_take_histories(struct world *w)
 {
-	struct world *to = world_on(w->sc, NULL);
+	struct world *to = world_on(w->sc, NULL, w->time_ns);
 
 	for (unsigned i = 0; i < w->sc->nvols; i++) {
 		to->model[i] = w->model[i];
@@ -108,7 +109,7 @@ static void take(struct world *w, uint64_t n, uint64_t seed, const char *where)
 			abort();
 	}
 	s->v[s->n++] = (struct snap){ .p = powercut_fork(w->p, w->sc->seed * 1000003 + seed), .at = w->clock, .n = n,
-				      .recovering = !w->known, .where = where };
+				      .time_ns = rt_now_ns(), .recovering = !w->known, .where = where };
 }
 
 void world_take(struct world *w, const char *where)
@@ -124,6 +125,8 @@ static void instant(struct world *w, const char *where)
 	if (!s->every || powercut_is_off(w->p))
 		return;
 	n = ++s->seen;
+	if (crash_opts.verbose)
+		printf("  cut %llu: at %s\n", (unsigned long long)n, where);
 	if (s->want ? n != s->want : n % s->every != 0)
 		return;
 	for (unsigned k = 0; k < s->per_cut; k++)
@@ -155,7 +158,7 @@ void world_arm(struct world *w, unsigned every, unsigned per_cut, uint64_t want)
 void world_disarm(struct world *w)
 {
 	w->snaps.every = 0;
-	if (!w->hook)
+	if (!w->hook && !crash_opts.verbose)
 		powercut_set_hook(w->p, NULL, NULL);
 }
 
@@ -263,6 +266,7 @@ co_fn int co_world_close(struct world *w)
 	if (w->log)
 		ret = co_wlog_close(w->log);
 	w->log = NULL;
+	w->time_ns = rt_now_ns();
 	return ret;
 }
 
