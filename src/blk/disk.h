@@ -95,33 +95,34 @@ struct disk_limits {
 #define DISK_MARK_MAX 1024
 
 /*
- * Ops that are NULL: read and write are mandatory unless `file` is set, in which case every missing op is passed on to disk->file
- * with the same arguments. All return 0 or -errno; `len` is iov_len(iov, niov), within limits, never 0, never beyond the size rounded up to align.
+ * Members whose names begin with co_ may suspend (a pointer cannot carry co_fn). Ops that are NULL: read and write are mandatory unless
+ * `file` is set, in which case every missing op is passed on to disk->file with the same arguments. All return 0 or -errno; `len` is
+ * iov_len(iov, niov), within limits, never 0, never beyond the size rounded up to align.
  */
 struct disk_ops {
 	const char *driver;
-	co_fn int (*co_read)(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
-	co_fn int (*co_write)(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
-	co_fn int (*co_flush)(struct disk *d);
-	co_fn int (*co_discard)(struct disk *d, uint64_t off, uint64_t len, unsigned flags);
-	co_fn int (*co_zero)(struct disk *d, uint64_t off, uint64_t len, unsigned flags);
-	co_fn int (*co_extent)(struct disk *d, uint64_t off, uint64_t len, struct disk_extent *ret);
+	int (*co_read)(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
+	int (*co_write)(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
+	int (*co_flush)(struct disk *d);
+	int (*co_discard)(struct disk *d, uint64_t off, uint64_t len, unsigned flags);
+	int (*co_zero)(struct disk *d, uint64_t off, uint64_t len, unsigned flags);
+	int (*co_extent)(struct disk *d, uint64_t off, uint64_t len, struct disk_extent *ret);
 	/* Advice that the range will be read soon. */
-	co_fn int (*co_prefetch)(struct disk *d, uint64_t off, uint64_t len);
+	int (*co_prefetch)(struct disk *d, uint64_t off, uint64_t len);
 	/* Durable when it returns. -ENOTSUP if the disk cannot change its size. */
-	co_fn int (*co_resize)(struct disk *d, uint64_t size);
+	int (*co_resize)(struct disk *d, uint64_t size);
 	/*
 	 * The identity mark: durable, survives the process, moves with the image where its store can hold it. get returns 0 and a
 	 * NUL-terminated text ("" if there is none); set with "" removes it. -ENOTSUP where there is no place for one.
 	 */
-	co_fn int (*co_mark_get)(struct disk *d, char *buf, size_t size);
-	co_fn int (*co_mark_set)(struct disk *d, const char *mark, struct err *err);
+	int (*co_mark_get)(struct disk *d, char *buf, size_t size);
+	int (*co_mark_set)(struct disk *d, const char *mark, struct err *err);
 	/* A stamp that changes whenever anybody writes to the image (size and mtime of a file). -ENOTSUP where there is none. */
-	co_fn int (*co_stamp)(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
+	int (*co_stamp)(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
 	/* Stops accepting I/O at the first chance, with nothing flushed: a layer that waits (for a server to come back) gives up with -ESHUTDOWN. Plain function. */
 	void (*cancel)(struct disk *d);
 	/* Flushes nothing by itself. Frees the layer and closes d->file; never fails. */
-	co_fn void (*co_close)(struct disk *d);
+	void (*co_close)(struct disk *d);
 	/* Adds driver-specific facts for `status` to the json_t object `obj`. Plain function. */
 	void (*status)(struct disk *d, void *obj);
 };

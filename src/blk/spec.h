@@ -37,7 +37,7 @@ struct disk_driver {
 	const char *options;	/* comma separated, for messages and `--help` */
 	bool wraps;
 	/* Opens spec; spec->opts are consumed by opts_*() and checked by the caller. On success *ret is ready, at its size. */
-	co_fn int (*co_open)(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err);
+	int (*co_open)(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err);
 };
 
 /* Parses without touching anything. Untrusted input: bounded depth (8 wrappers), precise messages. Free with disk_spec_free(). */

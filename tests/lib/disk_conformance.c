@@ -509,7 +509,7 @@ static void counters_agree(struct conform *c, const struct disk_counters *before
 
 #define CONFORM(fn) \
 	do { \
-		printf("  %s: %s\n", c.d->name, #fn + 3); \
+		printf("  %s: %s\n", c.d->name, &#fn[3]); \
 		fflush(stdout); \
 		fn(&c); \
 	} while (0)

@@ -614,7 +614,7 @@ static void run(const char *name, co_entry *fn)
 	struct rt *rt = make_sim(1);
 	struct rt_bufpool *bufs;
 
-	printf("%s\n", name + 3);
+	printf("%s\n", &name[3]);
 	fflush(stdout);
 	CHECK_EQ(rt_bufpool_create(rt, RT_BUF_MAX, &bufs, NULL), 0);
 	rt_set_bufs(rt, bufs);

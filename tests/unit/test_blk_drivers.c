@@ -203,7 +203,7 @@ static co_fn void co_status_tells_about_each_layer(void *arg)
 
 #define RUN_CO(fn) \
 	do { \
-		printf("%s\n", #fn + 3); \
+		printf("%s\n", &#fn[3]); \
 		fflush(stdout); \
 		on_sim(1, fn, NULL); \
 	} while (0)

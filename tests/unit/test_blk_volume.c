@@ -159,7 +159,7 @@ static co_fn void co_latencies_are_those_of_the_disk_and_failures_are_not_among_
 
 #define RUN_CO(fn) \
 	do { \
-		printf("%s\n", #fn + 3); \
+		printf("%s\n", &#fn[3]); \
 		fflush(stdout); \
 		on_sim(1, fn, NULL); \
 	} while (0)

@@ -437,7 +437,7 @@ static void the_same_seeds_give_the_same_run(void)
 
 #define RUN_CO(fn) \
 	do { \
-		printf("%s\n", #fn + 3); \
+		printf("%s\n", &#fn[3]); \
 		fflush(stdout); \
 		on_sim(1, fn, NULL); \
 	} while (0)
