@@ -37,6 +37,13 @@ class Disk:
         word = self.p.stdout.readline().split()
         return word[2:] if word[1] == "ok" else int(word[1])
 
+    def at_once(self, *commands):
+        """The answers of commands that are in flight together, in the order of the commands."""
+        self.p.stdin.write("".join("%d %s\n" % (i, c) for i, c in enumerate(commands)))
+        self.p.stdin.flush()
+        words = dict(self.p.stdout.readline().split(" ", 1) for _ in commands)
+        return [words[str(i)].split() for i in range(len(commands))]
+
     def all(self, *commands):
         for command in commands:
             answer = self.do(command)

@@ -76,6 +76,15 @@ def a_failed_flush_of_a_stable_write(folder, mode):
         sticky(what, d)
 
 
+def a_failed_flush_among_several(folder, mode):
+    """The kernel tells an error of write-back once; all who waited for what it lost must hear of it."""
+    with Faulty(folder, "flush") as path, Disk("%s,%s" % (path, mode)) as d:
+        if d.do("write 0 4096 1") == []:
+            answers = d.at_once(*["flush"] * 5)
+            check(mode + ": of five flushes at once none succeeds", all(a[0] == str(EIO) for a in answers), answers)
+            check(mode + ": nor one behind them", d.do("flush") == EIO)
+
+
 def a_failed_write(folder, mode):
     with Faulty(folder, "write") as path, Disk("%s,%s" % (path, mode)) as d:
         what = mode + ", write fails"
@@ -94,7 +103,7 @@ def main():
         print("skipped: /dev/fuse cannot be opened")
         return 77
     for mode in MODES:
-        for test in (a_failed_flush, a_failed_flush_of_a_stable_write, a_failed_write):
+        for test in (a_failed_flush, a_failed_flush_of_a_stable_write, a_failed_flush_among_several, a_failed_write):
             with tempfile.TemporaryDirectory(prefix="test-file-errors-", dir=".") as folder:
                 test(folder, mode)
     return result()
