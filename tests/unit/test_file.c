@@ -556,6 +556,27 @@ static co_fn void co_a_write_by_anybody_changes_the_stamp(void)
 
 /* --- What is no disk --- */
 
+/* The write log takes a later stamp for somebody else's write: all that is not one must leave it alone. */
+static co_fn void co_what_is_no_write_leaves_the_stamp(void)
+{
+	uint64_t before, after, now;
+	char path[128], buf[4096];
+	struct disk *d;
+
+	strcpy(path, make_file("no-write", 1 << 20));
+	for (unsigned round = 0; round < 3; round++) {
+		d = co_open(DISK_OPEN_RDWR, "%s", path);
+		CHECK_EQ(co_disk_stamp(d, round ? &after : &before, &now), 0);
+		if (round)
+			CHECK_EQ(after, before);
+		CHECK_EQ(co_disk_read(d, 0, buf, sizeof(buf), 0), 0);
+		CHECK_EQ(co_disk_flush(d), 0);
+		CHECK_EQ(co_disk_mark_set(d, round % 2 ? "" : "a mark", NULL), 0);
+		co_disk_close(d);
+		co_sleep_ns(20000000);	/* the kernel's clock for files is coarse */
+	}
+}
+
 static co_fn void co_what_is_no_disk_is_refused_in_one_line(void)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
@@ -625,6 +646,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_mark_stays_with_the_file);
 	RUN(co_a_mark_file_is_read_where_there_is_no_attribute);
 	RUN(co_a_write_by_anybody_changes_the_stamp);
+	RUN(co_what_is_no_write_leaves_the_stamp);
 	RUN(co_what_is_no_disk_is_refused_in_one_line);
 	RUN(co_a_read_only_file_opens_to_read);
 	RUN(co_an_empty_file_is_an_empty_disk);
