@@ -73,8 +73,11 @@ static co_fn int co_status(struct answer *a, json_t *args)
 {
 	struct serve *s = a->s;
 	json_t *r = json_pack("{s:s, s:I, s:s}", "version", WEIR_VERSION, "pid", (json_int_t)getpid(),
-			      "state", s->stop ? "stopping" : "serving");
+			      "state", s->draining ? "draining" : s->stop ? "stopping" : "serving");
 
+	if (s->draining)
+		json_object_set_new(r, "drain", json_pack("{s:I, s:I}", "done", (json_int_t)s->drain_done,
+							  "total", (json_int_t)s->drain_total));
 	json_object_set_new(r, "volumes", each_volume(s, volume_status));
 	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
 	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());

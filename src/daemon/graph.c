@@ -11,6 +11,7 @@
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"
+#include "util/size.h"
 
 int graph_default_name(const char *disk, char *buf, size_t size, struct err *err)
 {
@@ -40,6 +41,30 @@ struct volume *graph_find(const struct graph *g, const char *name)
 	return NULL;
 }
 
+#define MAKE_ONE "weir log create makes one"
+
+static co_fn int co_open_log_device(const char *text, struct disk **ret, struct err *err)
+{
+	char size[16], least[16];
+	int r = co_disk_open(text, DISK_OPEN_RDWR | DISK_OPEN_LOG, ret, err);
+
+	if (r == -ENOENT) {
+		err_clear(err);
+		return err_set(err, r, "log: %s: there is no such file; " MAKE_ONE, text);
+	}
+	if (r < 0) {
+		err_prefix(err, "log");
+		return r;
+	}
+	if ((*ret)->size >= WLOG_MIN_SIZE)
+		return 0;
+	err_set(err, -EINVAL, "log: %s: %s is no size for a log, it has at least %s; " MAKE_ONE, text,
+		size_format((*ret)->size, size), size_format(WLOG_MIN_SIZE, least));
+	co_disk_close(*ret);
+	*ret = NULL;
+	return -EINVAL;
+}
+
 static co_fn int co_open_log(struct graph *g, const struct graph_config *c, struct err *err)
 {
 	struct disk *dev[WLOG_MAX_DEVICES] = { NULL };
@@ -47,14 +72,15 @@ static co_fn int co_open_log(struct graph *g, const struct graph_config *c, stru
 	int ret = 0;
 
 	while (n < c->nlogs && !ret) {
-		ret = co_disk_open(c->logs[n], DISK_OPEN_RDWR | DISK_OPEN_LOG, &dev[n], err);
-		if (ret < 0)
-			err_prefix(err, "log");
-		else
+		ret = co_open_log_device(c->logs[n], &dev[n], err);
+		if (!ret)
 			n++;
 	}
-	if (!ret)
+	if (!ret) {
 		ret = co_wlog_open(dev, n, &c->log, &g->log, err);
+		if (ret < 0)
+			err_prefix(err, "log");
+	}
 	if (ret < 0)
 		while (n)
 			co_disk_close(dev[--n]);

@@ -20,7 +20,7 @@ struct serve {
 	struct nbd_server *nbd;
 	struct control *control;
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
-	bool opened, ready, stop, drain, cut_short, closed;
+	bool opened, stop, drain, draining, cut_short, closed;
 	int error;
 	uint64_t drain_done, drain_total, drain_told_ns;
 };

@@ -5,7 +5,7 @@
  * The end (SIGTERM, SIGINT, `shutdown`) has a second:
  *
  *	signal ── clients' last replies ── [drain] ── commit of every volume ── close ── exit
- *	          until +300 ms                       until +700 ms             until +850 ms
+ *	          until +200 ms                       until +500 ms             until +650 ms
  *
  * An image that hangs never comes back from one of these steps. What its clients were told is durable is in the log after the commit, so the process
  * then exits without closing, which is what a crash would be, and the log is recovered at the next start. If even the reactor hangs, the alarm that the
@@ -32,10 +32,10 @@
 #include "util/size.h"
 
 #define MS 1000000ull
-#define CLIENTS_MS 300
-#define COMMIT_MS 700
-#define CLOSE_MS 850
-#define ALARM_MS 950
+#define CLIENTS_MS 200
+#define COMMIT_MS 500
+#define CLOSE_MS 650
+#define ALARM_MS 900
 #define BOUNCE_BYTES (64ull << 20)
 #define REQUESTS_MAX 16384u	/* coroutines for requests; a stack costs two memory maps and a process has 65,530 */
 
@@ -152,8 +152,11 @@ static void drain_progress(void *arg, uint64_t done, uint64_t total)
 
 static co_fn void co_drain_at_end(struct serve *s)
 {
-	int ret = co_wlog_drain(s->graph.log, drain_progress, s, &s->cut_short);
+	int ret;
 
+	s->draining = true;
+	ret = co_wlog_drain(s->graph.log, drain_progress, s, &s->cut_short);
+	s->draining = false;
 	if (ret == -ECANCELED)
 		log_warn("draining was cut short; what is left stays safe in the log");
 	else if (ret < 0)
@@ -226,7 +229,6 @@ static co_fn void co_serve_main(void *arg)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret) {
 		announce(s);
-		s->ready = true;
 		while (!s->stop)
 			co_queue_wait(&s->stop_q, "the end");
 	}
