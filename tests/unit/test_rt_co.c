@@ -66,7 +66,7 @@ static co_fn void co_wakes_in_reverse(void *arg)
 	co_yield();
 	for (int i = 2; i >= 0; i--)
 		co_wake(parked[i]);
-	co_wake(parked[0]);	/* ready already: no effect */
+	co_wake(parked[1]);	/* ready already: no effect */
 }
 
 static void woken_coroutines_run_in_the_order_of_waking(void)

@@ -244,6 +244,46 @@ static void shutdown_ends_a_waiting_receive_with_end_of_file(void)
 	on_real(co_stops_receiver, NULL);
 }
 
+struct poller {
+	int fd, result;
+	bool done;
+};
+
+static co_fn void co_polls_for_ever(void *arg)
+{
+	struct poller *p = arg;
+
+	p->result = co_io_poll(p->fd, POLLIN, 0);
+	p->done = true;
+}
+
+static co_fn void co_stops_pollers(void *arg)
+{
+	struct poller p[2] = { 0 };
+	int fd[2];
+
+	/* Of two operations on one descriptor that knows no shutdown(2). */
+	CHECK_EQ(pipe2(fd, O_CLOEXEC), 0);
+	for (int i = 0; i < 2; i++) {
+		p[i].fd = fd[0];
+		CHECK_EQ(co_spawn("poller", co_polls_for_ever, &p[i]), 0);
+	}
+	co_sleep_ns(1000000);
+	CHECK(!p[0].done && !p[1].done);
+	rt_io_shutdown(fd[0]);
+	while (!p[0].done || !p[1].done)
+		co_sleep_ns(100000);
+	CHECK_EQ(p[0].result, -ECANCELED);
+	CHECK_EQ(p[1].result, -ECANCELED);
+	close(fd[0]);
+	close(fd[1]);
+}
+
+static void shutdown_ends_every_wait_on_a_descriptor(void)
+{
+	on_real(co_stops_pollers, NULL);
+}
+
 /* Polling */
 
 static co_fn void co_polls(void *arg)
@@ -300,6 +340,7 @@ int main(void)
 	RUN(shutdown_ends_a_waiting_accept);
 	RUN(connect_reports_the_error);
 	RUN(shutdown_ends_a_waiting_receive_with_end_of_file);
+	RUN(shutdown_ends_every_wait_on_a_descriptor);
 	RUN(poll_waits_for_events_or_a_time);
 	RUN(a_simulated_reactor_does_no_io);
 	return 0;

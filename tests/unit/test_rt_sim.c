@@ -99,7 +99,22 @@ static co_fn void co_starts_three(void *arg)
 		CHECK_EQ(co_spawn("appends", arg ? co_appends_at_one_time : co_appends, (void *)i), 0);
 }
 
-static unsigned orders_seen(bool timers)
+static struct rt_timer three[3];
+
+static void append(struct rt_timer *t)
+{
+	order = order * 10 + (unsigned)(t - three) + 1;
+}
+
+static co_fn void co_arms_three(void *arg)
+{
+	order = 0;
+	for (int i = 0; i < 3; i++)
+		rt_timer_arm(&three[i], rt_now_ns() + 1000, append);
+	co_sleep_ns(2000);
+}
+
+static unsigned orders_seen(co_entry *fn, void *arg)
 {
 	struct rt *rt = make_sim(0);
 	bool seen[322] = { false };
@@ -107,7 +122,7 @@ static unsigned orders_seen(bool timers)
 
 	for (uint64_t seed = 0; seed < 200; seed++) {
 		rt_sim_reseed(rt, seed);
-		CHECK_EQ(rt_run(rt, co_starts_three, (void *)(uintptr_t)timers), 0);
+		CHECK_EQ(rt_run(rt, fn, arg), 0);
 		CHECK(order >= 123 && order <= 321);
 		n += !seen[order];
 		seen[order] = true;
@@ -118,8 +133,9 @@ static unsigned orders_seen(bool timers)
 
 static void every_order_of_what_is_ready_comes_up(void)
 {
-	CHECK_EQ(orders_seen(false), 6u);
-	CHECK_EQ(orders_seen(true), 6u);
+	CHECK_EQ(orders_seen(co_starts_three, NULL), 6u);
+	CHECK_EQ(orders_seen(co_starts_three, three), 6u);
+	CHECK_EQ(orders_seen(co_arms_three, NULL), 6u);
 }
 
 /* Time */

@@ -129,6 +129,35 @@ static void a_wake_at_the_deadline_is_not_lost(void)
 	in_many_orders(co_tests_race, NULL);
 }
 
+/* Woken, and then the deadline passes before the waiter runs. */
+static co_fn void co_tests_late_deadline(void *arg)
+{
+	uint64_t deadline = rt_now_ns() + 250;
+
+	woken = expired = 0;
+	co_queue_init(&queue);
+	CHECK_EQ(co_spawn("waiter", co_waits_until, &deadline), 0);
+	while (co_queue_is_empty(&queue) && !expired)
+		co_yield();
+	if (co_queue_wake_one(&queue)) {
+		deadline = rt_now_ns() + 10000;
+		while (!woken && !expired && rt_now_ns() < deadline)
+			co_yield();
+		CHECK_EQ(woken, 1u);
+	}
+}
+
+static void a_deadline_after_the_wake_changes_nothing(void)
+{
+	struct rt *rt = make_sim(0);
+
+	for (uint64_t seed = 0; seed < 200; seed++) {
+		rt_sim_reseed(rt, seed);
+		CHECK_EQ(rt_run(rt, co_tests_late_deadline, NULL), 0);
+	}
+	rt_destroy(rt);
+}
+
 /* Mutex */
 
 static struct co_mutex mutex;
@@ -359,6 +388,7 @@ int main(void)
 	RUN(a_queue_wakes_the_first_that_came);
 	RUN(a_wait_with_a_deadline_ends_by_either);
 	RUN(a_wake_at_the_deadline_is_not_lost);
+	RUN(a_deadline_after_the_wake_changes_nothing);
 	RUN(a_mutex_admits_one);
 	RUN(a_mutex_is_fair);
 	RUN(a_semaphore_admits_its_count);
