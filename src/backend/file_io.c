@@ -8,7 +8,7 @@
  *      own start has nothing to do. The first flush after open is never skipped.
  *  (2) One fdatasync at a time (sync_lock). The kernel reports an error of write-back once per open file: of two that
  *      run together only one would see it, and the other would be called a success. Those who come meanwhile share the next one.
- *      For the same reason a RWF_DSYNC write through the page cache holds sync_lock. O_DIRECT writes get their own errors
+ *      For the same reason a RWF_DSYNC write through the page cache, resize and the identity mark hold sync_lock. O_DIRECT writes get their own errors
  *      and run freely.
  *  (3) A failed fdatasync or RWF_DSYNC write makes the disk failed, and is not tried again. Where a stable write is a plain one with a flush
  *      behind it, a failure of the first is known to be its own, and spoils nothing. No space is not such a failure where the

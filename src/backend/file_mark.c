@@ -49,6 +49,7 @@ struct mark_call {
 	size_t size;
 	const char *set;
 	struct err *err;
+	int sync_error;		/* of the image itself: then the disk has failed */
 };
 
 /* --- A mark in a file of its own --- */
@@ -260,8 +261,10 @@ static int set_file_mark(struct mark_call *c, const char *sidecar)
 		return set_mark_file(sidecar, c->set);
 	if (rc && errno != ENODATA)
 		return -errno;
-	if (fsync(c->f->fd))
-		return -errno;
+	if (fsync(c->f->fd)) {
+		c->sync_error = -errno;
+		return c->sync_error;
+	}
 	return remove_mark_file(sidecar);
 }
 
@@ -297,11 +300,19 @@ co_fn int co_file_mark_get(struct disk *d, char *buf, size_t size)
 
 co_fn int co_file_mark_set(struct disk *d, const char *mark, struct err *err)
 {
-	struct mark_call c = { .f = file_of(d), .set = mark, .err = err };
+	struct file_disk *f = file_of(d);
+	struct mark_call c = { .f = f, .set = mark, .err = err };
+	int rc;
 
 	if (strlen(mark) > DISK_MARK_MAX || strchr(mark, '\n'))
 		return err_set(err, -EINVAL, "%s: a mark is one line of at most %d bytes", d->name, DISK_MARK_MAX);
-	return co_offload(mark_blocking, &c);
+	/* Its fsync may meet an error of write-back that a flush then does not: file_io.c, invariant (2). */
+	co_mutex_lock(&f->sync_lock);
+	rc = co_offload(mark_blocking, &c);
+	if (c.sync_error)
+		rc = disk_fail(d, c.sync_error, "fsync");
+	co_mutex_unlock(&f->sync_lock);
+	return rc;
 }
 
 struct stamp_call {

@@ -3,7 +3,7 @@
  * File backend: the kernel's AIO (aio=native), by its system calls.
  *
  * One context per disk. Requests that become ready in one turn of the loop are submitted together by one coroutine, the
- * submitter; completions raise an eventfd that a second coroutine, the reaper, reads on the ring.
+ * submitter (io_submit may block there where the file system must read its tables first: that is what this interface is like); completions raise an eventfd that a second coroutine, the reaper, reads on the ring.
  *
  * Invariants
  *  (1) in_flight is what the kernel holds, and never exceeds NATIVE_EVENTS, so that no completion is lost.

@@ -260,11 +260,12 @@ co_fn int co_file_extent(struct disk *d, uint64_t off, uint64_t len, struct disk
 struct resize_call {
 	struct file_disk *f;
 	uint64_t size;
+	int sync_error;
 };
 
 static int resize_blocking(void *arg)
 {
-	const struct resize_call *c = arg;
+	struct resize_call *c = arg;
 	struct file_disk *f = c->f;
 	uint64_t now;
 
@@ -274,8 +275,12 @@ static int resize_blocking(void *arg)
 			return -errno;
 		return c->size <= now && is_aligned(c->size, f->d.limits.align) ? 0 : -ENOTSUP;
 	}
-	if (ftruncate(f->fd, (off_t)c->size) || fsync(f->fd))
+	if (ftruncate(f->fd, (off_t)c->size))
 		return -errno;
+	if (fsync(f->fd)) {
+		c->sync_error = -errno;
+		return c->sync_error;
+	}
 	f->d.size = c->size;
 	file_set_tail(f);
 	return 0;
@@ -284,12 +289,16 @@ static int resize_blocking(void *arg)
 co_fn int co_file_resize(struct disk *d, uint64_t size)
 {
 	struct file_disk *f = file_of(d);
-	struct resize_call c = { f, size };
+	struct resize_call c = { .f = f, .size = size };
 	int rc;
 
 	f->ext_gen++;
 	f->ext_off = f->ext_end = 0;
+	co_mutex_lock(&f->sync_lock);
 	rc = co_offload(resize_blocking, &c);
+	if (c.sync_error)
+		rc = disk_fail(d, c.sync_error, "fsync");
+	co_mutex_unlock(&f->sync_lock);
 	if (rc == -ENOTSUP)
 		return rc;
 	return rc ? file_errno(rc) : 0;

@@ -250,6 +250,18 @@ static int free_space(void *arg)
 	return truncate(arg, 0) ? -errno : 0;
 }
 
+/* Writes to `path` until its file system is full. */
+static void fill_up(const char *path)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+
+	CHECK(fd >= 0);
+	while (write(fd, buf, MIB) > 0)
+		;
+	CHECK_EQ(errno, ENOSPC);
+	close(fd);
+}
+
 /* A loop device over a sparse file in a full file system: what the page cache took cannot be written back. */
 static co_fn void co_a_failed_flush_is_never_followed_by_a_good_one(void)
 {
@@ -271,10 +283,7 @@ static co_fn void co_a_failed_flush_is_never_followed_by_a_good_one(void)
 		d = co_open(text, DISK_OPEN_RDWR);
 		CHECK_EQ(co_disk_write(d, 0, buf, MIB, 0), 0);
 		CHECK_EQ(co_disk_flush(d), 0);
-		make_file(filler, 0);
-		snprintf(text, sizeof(text), "head -c 8m /dev/zero >%s 2>/dev/null", filler);
-		if (!system(text))
-			test_fail("the file system is not full");
+		fill_up(filler);
 		rc = co_disk_write(d, 4 * MIB, buf, MIB, 0);
 		if (direct) {
 			/* Who writes directly is told at once, and nothing that was promised is lost. */
@@ -300,6 +309,55 @@ next:
 		close(fd);
 		make_file(in("small", "/image"), 0);
 		make_file(in("small", "/image"), 8 * MIB);
+	}
+}
+
+/* ext2 on a loop device on a full file system: what the page cache took of the file cannot be written back. */
+static co_fn void co_an_error_of_write_back_is_not_forgotten_whoever_meets_it(void)
+{
+	enum { MARK, RESIZE, FUA, FLUSH, OPS };
+	char text[500], dev[64], filler[400];
+	struct err err = ERR_INIT;
+	struct disk *d;
+	int fd;
+
+	snprintf(text, sizeof(text), "mkfs.ext2 -q -F -m 0 %s 2>/dev/null", in("tight", "/fs.img"));
+	for (int op = MARK; op < OPS; op++) {
+		mount_new("tight", "tmpfs", "none", "size=8m");
+		make_file(in("tight", "/fs.img"), 16 * MIB);
+		if (system(text)) {
+			printf("left out: mkfs.ext2 is not installed\n");
+			return;
+		}
+		fd = loop_attach(in("tight", "/fs.img"), 512, dev, sizeof(dev));
+		CHECK(fd >= 0);
+		mount_new("ext2", "ext2", dev, "user_xattr");
+		make_file(in("ext2", "/disk"), 4 * MIB);
+		snprintf(filler, sizeof(filler), "%s,cache=writeback", in("ext2", "/disk"));
+		d = co_open(filler, DISK_OPEN_RDWR);
+		strcpy(filler, in("tight", "/filler"));
+		CHECK_EQ(co_disk_write(d, 0, buf, 4096, 0), 0);
+		CHECK_EQ(co_disk_flush(d), 0);
+		fill_up(filler);
+		for (unsigned i = 0; i < 3; i++)
+			CHECK_EQ(co_disk_write(d, i * MIB, buf, MIB, 0), 0);
+		err_clear(&err);
+		/* The kernel says "no space" here, too late for it to be a write's own affair. */
+		if (op == MARK)
+			CHECK_EQ(co_disk_mark_set(d, "a log", &err), -EIO);
+		else if (op == RESIZE)
+			CHECK_EQ(co_disk_resize(d, 5 * MIB, &err), -EIO);
+		else if (op == FUA)
+			CHECK_EQ(co_disk_write(d, MIB, buf, MIB, DISK_FUA), -EIO);
+		else
+			CHECK_EQ(co_disk_flush(d), -EIO);
+		CHECK(d->failed);
+		CHECK_EQ(free_space(filler), 0);
+		CHECK_EQ(co_disk_flush(d), -EIO);
+		co_disk_close(d);
+		umount(in("ext2", ""));
+		close(fd);
+		umount2(in("tight", ""), MNT_DETACH);
 	}
 }
 
@@ -423,6 +481,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_full_ext4_fails_the_write_and_nothing_else);
 	RUN(co_each_stable_write_and_flush_reaches_the_device);
 	RUN(co_a_failed_flush_is_never_followed_by_a_good_one);
+	RUN(co_an_error_of_write_back_is_not_forgotten_whoever_meets_it);
 	RUN(co_a_file_system_without_o_direct_is_cached);
 	RUN(co_what_cannot_be_written_says_why);
 	RUN(co_a_device_tells_its_sectors_and_keeps_a_mark_on_this_host);
