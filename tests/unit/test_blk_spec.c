@@ -189,9 +189,60 @@ static co_fn void co_defaults_reach_drivers_that_know_them_and_strings_win(void 
 	co_disk_close(d);
 }
 
-int main(void)
+/* `line` is an .It of the page that names the option. */
+static bool names_option(const char *line, const char *name, size_t len)
+{
+	for (const char *p = line; (p = strstr(p, "Cm ")) != NULL;) {
+		p += 3;
+		if (!strncmp(p, name, len) && (!p[len] || strchr(" \n", p[len])))
+			return true;
+	}
+	return false;
+}
+
+/* Looks below ".Ss DRIVER", up to the next section. */
+static bool page_has(const char *page, const char *driver, const char *name, size_t len)
+{
+	char line[256];
+	bool here = false, found = false;
+	FILE *f = fopen(page, "r");
+
+	if (!f)
+		test_fail("%s cannot be read", page);
+	while (fgets(line, sizeof(line), f)) {
+		if (!strncmp(line, ".Ss ", 4))
+			here = !strncmp(line + 4, driver, strlen(driver)) && line[4 + strlen(driver)] == '\n';
+		if (here && !strncmp(line, ".It ", 4))
+			found |= names_option(line, name, len);
+	}
+	fclose(f);
+	return found;
+}
+
+static void every_option_of_every_driver_is_in_the_manual(const char *page)
+{
+	static const char *const names[] = { "file", "nbd", "mem", "null", "delay", "fault" };
+
+	printf("%s\n", __func__);
+	for (unsigned i = 0; i < ARRAY_SIZE(names); i++) {
+		const struct disk_driver *drv = disk_find_driver(names[i]);
+
+		CHECK(drv);
+		for (const char *p = drv->options; *p; p += strspn(p, ",")) {
+			size_t len = strcspn(p, ",");
+
+			if (!page_has(page, names[i], p, len))
+				test_fail("%s: says nothing about option %.*s of driver %s", page, (int)len, p, names[i]);
+			p += len;
+		}
+	}
+}
+
+int main(int argc, char **argv)
 {
 	backends_register();
+	if (argc > 1)
+		every_option_of_every_driver_is_in_the_manual(argv[1]);
 	RUN(every_form_is_understood);
 	RUN(wrappers_nest_and_keep_their_own_options);
 	RUN(an_endless_string_is_refused);
