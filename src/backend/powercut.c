@@ -134,23 +134,34 @@ static uint64_t take_effect(struct powercut_dev *dev, struct flight *fl, unsigne
 	return v->seq;
 }
 
-/* (3): makes one version stable and nothing else. */
-static void promote(struct powercut_dev *dev, uint64_t seq)
+/* NULL: a flush has made it stable already. */
+static struct version *find_version(struct powercut_dev *dev, uint64_t seq)
 {
-	struct version *v;
-
 	for (struct list *n = dev->versions.prev; n != &dev->versions; n = n->prev) {
-		v = container_of(n, struct version, node);
-		if (v->seq != seq)
-			continue;
-		for (uint64_t i = 0; i < v->len / dev->sector; i++)
-			if (!is_dead(v, i))
-				kill_older(dev, seq, v->off + i * dev->sector, dev->sector);
-		write_version(dev, dev->stable, v);
-		dev->stable_stamp = max(dev->stable_stamp, v->stamp);
-		version_free(v);
-		return;
+		struct version *v = container_of(n, struct version, node);
+
+		if (v->seq <= seq)
+			return v->seq == seq ? v : NULL;
 	}
+	return NULL;
+}
+
+/* (3): makes one version stable and nothing else; or lets go of it, if its write failed. */
+static void promote(struct powercut_dev *dev, uint64_t seq, bool failed)
+{
+	struct version *v = find_version(dev, seq);
+
+	if (!v)
+		return;
+	v->pinned = false;
+	if (failed)
+		return;
+	for (uint64_t i = 0; i < v->len / dev->sector; i++)
+		if (!is_dead(v, i))
+			kill_older(dev, seq, v->off + i * dev->sector, dev->sector);
+	write_version(dev, dev->stable, v);
+	dev->stable_stamp = max(dev->stable_stamp, v->stamp);
+	version_free(v);
 }
 
 /* (2): all that took effect up to `seq`. */
@@ -272,8 +283,8 @@ static co_fn int co_change(struct powercut_dev *dev, enum disk_op op, struct fli
 		return ret;
 	if (!error && fails_with(dev, op))
 		error = dev->error;
-	if (!error && fl->stable)
-		promote(dev, seq);
+	if (fl->stable)
+		promote(dev, seq, error != 0);
 	return error;
 }
 

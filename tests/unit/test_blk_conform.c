@@ -14,6 +14,7 @@ struct plan {
 	unsigned flags;
 	uint32_t max_io;	/* narrower limits than the driver's own */
 	uint64_t max_zero;
+	uint32_t align;		/* of the top layer: units that are no multiple of those below */
 };
 
 static co_fn void co_conform_string(void *arg)
@@ -28,6 +29,8 @@ static co_fn void co_conform_string(void *arg)
 		d->limits.max_io = p->max_io;
 	if (p->max_zero)
 		d->limits.max_zero = p->max_zero;
+	if (p->align)
+		d->limits.align = d->limits.mem_align = p->align;
 	co_disk_conform(d, p->flags, seed);
 	co_disk_close(d);
 }
@@ -42,10 +45,14 @@ static const struct plan plans[] = {
 	{ .disk = "delay:read=1ms,write=2ms,flush=3ms,jitter=5ms:mem:1200001", .flags = CONFORM_SLOW },
 	{ .disk = "delay:write=2ms,zero=1ms,discard=1ms,parallel=2:mem:2M,align=4096", .flags = CONFORM_SLOW },
 	{ .disk = "fault:op=flush,nth=1000000:mem:2000001,align=4096" },
+	{ .disk = "delay:write=10us,jitter=9us:delay:read=9us:mem:2M,align=4096", .flags = CONFORM_SLOW | CONFORM_NO_RESIZE, .align = 1024 },
 	{ .disk = "fault:stall=1ms,prob=0.1:delay:jitter=2ms,read=1us:mem:2M,align=512", .flags = CONFORM_SLOW },
 };
 
-static void memory_backends_conform(bool pool)
+/* Layers that merge within one another must not need the pool: whoever waited for it would wait for itself. */
+static void *hog;
+
+static void memory_backends_conform(bool pool, bool exhausted)
 {
 	for (unsigned i = 0; i < ARRAY_SIZE(plans); i++) {
 		struct rt *rt = make_sim(seed + i);
@@ -54,8 +61,13 @@ static void memory_backends_conform(bool pool)
 		if (pool) {
 			CHECK_EQ(rt_bufpool_create(rt, RT_BUF_MAX, &bufs, NULL), 0);
 			rt_set_bufs(rt, bufs);
+			hog = exhausted ? rt_buf_tryget(bufs, RT_BUF_MAX) : NULL;
+			CHECK_EQ(hog != NULL, exhausted);
 		}
 		CHECK_EQ(rt_run(rt, co_conform_string, (void *)&plans[i]), 0);
+		if (hog)
+			rt_buf_put(bufs, hog);
+		hog = NULL;
 		if (pool)
 			CHECK_EQ(rt_bufpool_used(bufs), 0);
 		rt_bufpool_destroy(bufs);
@@ -65,12 +77,17 @@ static void memory_backends_conform(bool pool)
 
 static void they_conform(void)
 {
-	memory_backends_conform(true);
+	memory_backends_conform(true, false);
 }
 
-static void they_conform_with_the_reserve_buffer_alone(void)
+static void they_conform_without_a_buffer_pool(void)
 {
-	memory_backends_conform(false);
+	memory_backends_conform(false, false);
+}
+
+static void they_conform_while_somebody_holds_the_whole_pool(void)
+{
+	memory_backends_conform(true, true);
 }
 
 static co_fn void co_conform_powercut(void *arg)
@@ -104,7 +121,8 @@ int main(void)
 	seed = test_seed();
 	backends_register();
 	RUN(they_conform);
-	RUN(they_conform_with_the_reserve_buffer_alone);
+	RUN(they_conform_without_a_buffer_pool);
+	RUN(they_conform_while_somebody_holds_the_whole_pool);
 	RUN(power_cut_devices_conform);
 	return 0;
 }
