@@ -254,6 +254,10 @@ void adjust_clean(struct scenario *sc, struct rng *r)
 	sc->warm_up = 0;
 	sc->work.ops /= 4;
 	sc->work.read_pct = 0;
+	/* The ring has to go around within a few hundred requests. */
+	sc->format.segment_size = 65536;
+	sc->log_size = (256 << 10) + 65536 * (16 + rng_below(r, 12));
+	sc->work.max_write = 16384;
 	sc->bulk = sc->log_size / 2 + rng_below(r, sc->log_size);
 	sc->vol[0].quota = sc->log_size / 4;
 }
