@@ -531,7 +531,8 @@ const char *model_check(const struct model *m, uint64_t at, enum model_promise p
 	if (!what && disk)
 		what = promise == MODEL_EPOCH ? check_epoch(&v, at) : check_disk(&v, at, promise == MODEL_VISIBLE);
 	if (!what && !disk) {
-		mark_must(&v, at, promise == MODEL_ALL);
+		if (promise != MODEL_ANY_PREFIX)
+			mark_must(&v, at, promise == MODEL_ALL);
 		what = check_prefix(&v);
 	}
 	view_free(&v);

@@ -27,6 +27,8 @@ enum model_promise {
 	MODEL_PREFIX,
 	/* The same, and in it each request that returned 0: logmode=write, a clean close, a drain, a run without a crash. */
 	MODEL_ALL,
+	/* Some prefix, with nothing that has to be in: the last batch of a log may look torn when it is damaged. */
+	MODEL_ANY_PREFIX,
 	/* A disk with a volatile cache: byte by byte, nothing older than what the last completed flush covers. */
 	MODEL_DISK,
 	/* The same with all that had returned, flushed or not: reads without a crash between. */

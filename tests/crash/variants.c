@@ -149,6 +149,7 @@ const struct variant crash_variants[] = {
 	{ "dead", "the same for a device that fails for good", run_dead, NULL },
 	{ "stall", "a hanging image stalls only its own volume", run_stall, adjust_stall },
 	{ "format", "a cut while formatting leaves the old log, a new one, or none", run_reformat, adjust_reformat },
+	{ "rot", "bits that rot in the log are reported, and never given out", run_rot, adjust_rot },
 	{ "perfect", "self-test: a disk whose every write is FUA passes", run_cut, adjust_perfect },
 	{ "lying", "(self-test: must fail: writes that are not FUA after all)", run_cut, adjust_lying },
 	{ "lying-bare", "(self-test: must fail: flushes that never reach the disk)", run_cut, adjust_lying_bare },

@@ -21,3 +21,5 @@ void run_reformat(const struct scenario *sc);
 void adjust_reformat(struct scenario *sc, struct rng *r);
 void run_clean(const struct scenario *sc);
 void adjust_clean(struct scenario *sc, struct rng *r);
+void run_rot(const struct scenario *sc);
+void adjust_rot(struct scenario *sc, struct rng *r);

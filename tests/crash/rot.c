@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Variant: bits rot in the log while it is not in use. The log is refused, or a read fails, or the data is right: wrong data is never
+ * given out, and records that had been durable are never left out in silence.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "crash.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "variants.h"
+
+#define ROTS_PER_RUN 60u
+
+struct rot {
+	struct world *w;
+	struct snap *snap;
+	uint64_t off;
+	uint64_t refused, unreadable, fine;
+};
+
+/* A place that was written, by preference one behind the superblocks. */
+static uint64_t pick_place(const struct media *m, struct rng *r)
+{
+	bool hole = true;
+	uint64_t off = 0;
+
+	for (int tries = 0; tries < 50 && hole; tries++) {
+		off = rng_below(r, media_size(m));
+		if (tries < 40 && off < 128 << 10)
+			continue;
+		media_extent(m, off, 1, &hole);
+	}
+	return off;
+}
+
+static void rot(struct rot *x, struct powercut *p, struct rng *r)
+{
+	struct powercut_dev *dev = powercut_dev_find(p, "log0");
+	uint8_t buf[64];
+	uint64_t len = 1 + rng_below(r, sizeof(buf));
+
+	x->off = pick_place(powercut_dev_view(dev), r);
+	len = min(len, media_size(powercut_dev_view(dev)) - x->off);
+	media_read(powercut_dev_view(dev), x->off, buf, len);
+	if (rng_below(r, 2))
+		memset(buf, 0, len);
+	else
+		buf[rng_below(r, len)] ^= 1 << rng_below(r, 8);
+	powercut_dev_poke(dev, x->off, buf, len, false);
+}
+
+static co_fn void co_after_rot(void *arg)
+{
+	struct rot *x = arg;
+	struct world *w = world_on(x->w->sc, x->snap->p, x->snap->time_ns);
+	struct err err = ERR_INIT;
+	char why[400];
+
+	x->snap->p = NULL;
+	w->errors_expected = true;
+	if (co_world_open(w, &err)) {
+		x->refused++;
+		world_destroy(w);
+		return;
+	}
+	for (unsigned i = 0; i < w->sc->nvols; i++) {
+		uint8_t *content = co_world_read(w, i);
+		/* Of a log that was stopped in order everything is accounted for. */
+		enum model_promise promise = x->w->sc->seed & 1 ? MODEL_ANY_PREFIX : MODEL_ALL;
+		const char *what = content ? model_check(x->w->model[i], x->snap->at, promise, content, why, sizeof(why)) : NULL;
+
+		if (what)
+			crash_fail(what, "volume %u after the log rotted at %llu: %s", i, (unsigned long long)x->off, why);
+		x->unreadable += !content;
+		x->fine += content != NULL;
+		free(content);
+	}
+	co_world_close(w);
+	world_destroy(w);
+}
+
+static co_fn void co_run_rot(void *arg)
+{
+	struct rot *x = arg;
+	struct world *w = x->w;
+	struct err err = ERR_INIT;
+
+	if (co_world_format(w, &err) || co_world_open(w, &err))
+		crash_fail("open", "a new log: %s", err.msg);
+	co_work(w, w->sc->work.ops, w->sc->seed, 0);
+	for (unsigned i = 0; i < w->sc->nvols; i++)
+		if (co_disk_flush(w->vol[i]))
+			crash_fail("error", "a flush failed");
+	/* Half of the logs were stopped in order. */
+	if (w->sc->seed & 1)
+		for (unsigned i = 0; i < ROTS_PER_RUN; i++)
+			world_take(w, "running");
+	if (co_world_close(w))
+		crash_fail("close", "closing the log failed");
+	if (!(w->sc->seed & 1))
+		for (unsigned i = 0; i < ROTS_PER_RUN; i++)
+			world_take(w, "stopped");
+}
+
+void run_rot(const struct scenario *sc)
+{
+	struct rot x = { .w = world_create(sc) };
+
+	crash_run(0, sc->seed, co_run_rot, &x);
+	for (unsigned i = 0; i < x.w->snaps.n; i++) {
+		struct rng r;
+
+		x.snap = &x.w->snaps.v[i];
+		if (crash_opts.cut && crash_opts.cut != i + 1)
+			continue;
+		crash_at_cut = i + 1;
+		rng_seed(&r, sc->seed * 1000 + i);
+		rot(&x, x.snap->p, &r);
+		crash_run(x.snap->time_ns, sc->seed ^ i, co_after_rot, &x);
+		crash_cuts++;
+	}
+	crash_at_cut = 0;
+	if (crash_opts.verbose)
+		printf("refused %llu, unreadable %llu, unharmed %llu\n", (unsigned long long)x.refused,
+		       (unsigned long long)x.unreadable, (unsigned long long)x.fine);
+	world_destroy(x.w);
+}
+
+void adjust_rot(struct scenario *sc, struct rng *r)
+{
+	sc->log.no_destage = true;
+	sc->warm_up = 0;
+	sc->log_size = (256 << 10) + (8 << 20);
+}
