@@ -81,6 +81,7 @@ struct world {
 	uint64_t time_ns;	/* the latest known to have passed, before the next run */
 	struct model *model[CRASH_VOLUMES];
 	unsigned sides;		/* bit mask of the log devices to open */
+	bool complete;		/* when it was closed last, no side of the mirror was missing */
 	struct wlog *log;
 	struct disk *vol[CRASH_VOLUMES];
 	struct snaps snaps;
@@ -149,6 +150,7 @@ enum verify_then {
 	THEN_WORK = 1 << 1,	/* go on working */
 	THEN_CUT = 1 << 2,	/* cuts again at each write from the start of recovery on, and verifies those */
 	THEN_REOPEN = 1 << 3,	/* close, open again, the same content */
+	THEN_ALONE = 1 << 5,	/* of a mirror that is complete each side alone is enough, after the close */
 	THEN_IMAGE = 1 << 4,	/* the ordered image alone, as if the log were lost */
 };
 

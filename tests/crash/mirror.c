@@ -59,6 +59,7 @@ static co_fn void co_rebuild(struct mirror *m)
 		crash_fail("rebuild", "the log is still degraded after the rebuild");
 	m->rebuilt = true;
 	m->rebuilt_at = w->clock;
+	co_work(w, w->sc->work.ops / 2 + 1, w->sc->seed + 2, 0);
 }
 
 static co_fn void co_run_mirror(void *arg)
@@ -102,6 +103,13 @@ static unsigned pick_sides(const struct mirror *m, const struct snap *s, struct 
 	return 1 + rng_below(r, 3);
 }
 
+static unsigned then_alone(struct rng *r)
+{
+	unsigned dice = rng_below(r, 8);
+
+	return dice < 3 ? THEN_CLOSE : dice < 6 ? THEN_ALONE | THEN_WORK : THEN_ALONE;
+}
+
 static void run_mirror_variant(const struct scenario *sc, bool rebuild)
 {
 	struct mirror m = { .w = world_create(sc), .victim = sc->seed & 1, .n = 1 + sc->seed * 31 % DIES_WITHIN,
@@ -114,7 +122,7 @@ static void run_mirror_variant(const struct scenario *sc, bool rebuild)
 
 		rng_seed(&r, sc->seed * 7919 + w->snaps.v[i].n);
 		w->sides = pick_sides(&m, &w->snaps.v[i], &r);
-		verify_snap(w, &w->snaps.v[i], rng_below(&r, 4) ? THEN_CLOSE : THEN_REOPEN);
+		verify_snap(w, &w->snaps.v[i], then_alone(&r));
 	}
 	w->snaps.n = 0;
 	world_destroy(w);
@@ -140,4 +148,9 @@ void adjust_rebuild(struct scenario *sc, struct rng *r)
 	sc->nsides = 2;
 	sc->spare = true;
 	sc->work.ops /= 2;
+	if (rng_below(r, 2)) {
+		sc->log.no_destage = true;
+		sc->warm_up = 0;
+		sc->log_size = (256 << 10) + (16 << 20);
+	}
 }

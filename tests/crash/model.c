@@ -28,11 +28,24 @@ uint64_t model_word(uint32_t id, unsigned vol, uint64_t word)
 	return ((v ^ v >> 32) * WORD_ODD) ^ WORD_KEY;
 }
 
-uint32_t model_word_id(uint64_t value, unsigned vol, uint64_t word)
+static uint64_t unmix(uint64_t value)
 {
 	uint64_t v = (value ^ WORD_KEY) * WORD_ODD_INVERSE;
 
-	v = (v ^ v >> 32) * WORD_ODD_INVERSE;
+	return (v ^ v >> 32) * WORD_ODD_INVERSE;
+}
+
+bool model_word_is_any(uint64_t value)
+{
+	uint64_t v = unmix(value);
+
+	return v >> 40 < 1 << 20 && (v & ((1ull << 36) - 1)) < 1 << 20;
+}
+
+uint32_t model_word_id(uint64_t value, unsigned vol, uint64_t word)
+{
+	uint64_t v = unmix(value);
+
 	if ((v & ((1ull << 36) - 1)) != word || ((v >> 36) & 15) != vol)
 		return 0;
 	return v >> 40;

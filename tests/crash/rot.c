@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "crash.h"
+#include "model_impl.h"
 #include "util/bytes.h"
 #include "util/err.h"
 #include "variants.h"
@@ -21,17 +22,28 @@ struct rot {
 	uint64_t refused, unreadable, fine;
 };
 
-/* A place that was written, by preference one behind the superblocks. */
+/* What a guest wrote, as against the log's own headers and descriptors. */
+static bool is_data(const struct media *m, uint64_t off)
+{
+	uint8_t word[8];
+	uint64_t value;
+
+	media_read(m, off & ~7ull, word, 8);
+	value = get_le64(word);
+	return !value || model_word_is_any(value);
+}
+
+/* A place that was written, by preference one behind the superblocks; half of the time one that is no guest's data. */
 static uint64_t pick_place(const struct media *m, struct rng *r)
 {
-	bool hole = true;
+	bool hole, own = rng_below(r, 2);
 	uint64_t off = 0;
 
-	for (int tries = 0; tries < 50 && hole; tries++) {
+	for (int tries = 0; tries < 20000; tries++) {
 		off = rng_below(r, media_size(m));
-		if (tries < 40 && off < 128 << 10)
-			continue;
 		media_extent(m, off, 1, &hole);
+		if (!hole && (off >= 128 << 10 || tries > 10000) && (!own || !is_data(m, off)))
+			break;
 	}
 	return off;
 }

@@ -97,7 +97,7 @@ static void run_recut(const struct scenario *sc)
 	world_destroy(w);
 }
 
-/* Quotas of a few writes, and images that cannot keep up. */
+/* Quotas of a few writes or a ring of a few segments, and images that cannot keep up. */
 static void adjust_full(struct scenario *sc, struct rng *r)
 {
 	sc->log.no_destage = false;
@@ -105,8 +105,16 @@ static void adjust_full(struct scenario *sc, struct rng *r)
 	sc->log.low_pct = 5 + rng_below(r, 15);
 	sc->image_dev.latency_ns = 1000000 << rng_below(r, 6);
 	sc->work.max_write = 65536;
-	for (unsigned i = 0; i < sc->nvols; i++)
-		sc->vol[i].quota = 32768 << rng_below(r, 5);
+	if (rng_below(r, 2)) {
+		for (unsigned i = 0; i < sc->nvols; i++)
+			sc->vol[i].quota = 32768 << rng_below(r, 5);
+		return;
+	}
+	/* Or the ring itself, which is written around and around. */
+	sc->format.segment_size = 65536;
+	sc->log_size = (256 << 10) + 65536 * (9 + rng_below(r, 4));
+	sc->work.max_write = 8192;
+	sc->bulk = sc->log_size;
 }
 
 static void adjust_bare(struct scenario *sc, struct rng *r)

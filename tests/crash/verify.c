@@ -127,7 +127,12 @@ static co_fn void co_verify(void *arg)
 	if (co_world_close(w))
 		crash_fail("close", "closing the log after recovery failed");
 	world_disarm(w);
-	if (v->then & THEN_REOPEN) {
+	if ((v->then & THEN_ALONE) && w->complete && __builtin_popcount(w->sides) > 1) {
+		w->sides &= rt_rand64() & 1 ? w->sides - 1 : -w->sides;
+		co_open_or_fail(w, "opening one side of a mirror that had been complete");
+		co_verify_same(w, "on one side of a mirror that had been complete");
+		co_world_close(w);
+	} else if (v->then & THEN_REOPEN) {
 		co_open_or_fail(w, "opening again after a clean close");
 		co_verify_same(w, "after a clean close");
 		co_world_close(w);

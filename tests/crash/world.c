@@ -260,9 +260,14 @@ co_fn int co_world_open(struct world *w, struct err *err)
 
 co_fn int co_world_close(struct world *w)
 {
+	struct wlog_info info;
 	int ret = 0;
 
 	co_close_all(w->vol, w->sc->nvols);
+	if (w->log) {
+		wlog_get_info(w->log, &info);
+		w->complete = !info.degraded && !info.failed;
+	}
 	if (w->log)
 		ret = co_wlog_close(w->log);
 	w->log = NULL;
