@@ -38,6 +38,8 @@ void nbd_die(struct nbd *n, int error, const char *fmt, ...)
 	if (n->dead)
 		return;
 	n->dead = error;
+	if (!n->disk.failed)
+		n->disk.failed = error;	/* said here; the choke point need not say it again */
 	if (fmt) {
 		va_start(ap, fmt);
 		vsnprintf(msg, sizeof(msg), fmt, ap);
