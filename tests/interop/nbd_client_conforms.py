@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """The disk contract over the NBD client, in front of the servers that are about: nbdkit with what its filters can do, qemu-nbd,
-qemu-storage-daemon, and one with extended headers.
+qemu-storage-daemon, weir itself, and a fake one with extended headers.
 
-usage: nbd_client_conforms.py DISK_SHELL DISK_CONFORM
+usage: nbd_client_conforms.py DISK_SHELL DISK_CONFORM WEIR
 """
 from nbd_fake import *
 
-CONFORM = sys.argv.pop(2)
+CONFORM, WEIR = sys.argv[2:4]
+del sys.argv[2:4]
 SIZE = 3 << 20
 
 
@@ -113,6 +114,17 @@ def over_qemu_storage_daemon_with_direct_io():
         conform("nbd+unix:///d?socket=%s/s,connections=2" % d, "slow")
 
 
+def over_weir_itself():
+    for disk in ("mem:%d" % SIZE, "mem:%d,align=4096" % (SIZE + 1)):
+        with folder() as d, Program(d + "/s", WEIR, "serve", disk, "--nbd", "unix:%s/s" % d):
+            uri = "nbd+unix:///?socket=%s/s,connections=2" % d
+            with Shell(uri) as sh:
+                check('"extended_headers":true' in sh.ok("status"), "extended headers are in use")
+                for limit in ("fua", "volatile_cache", "fast_zero", "multi_conn"):
+                    equal(sh.limits()[limit], 1, limit)
+            conform(uri)
+
+
 def over_tcp():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -137,5 +149,5 @@ def over_plain_replies_and_no_block_sizes():
 if __name__ == "__main__":
     run_tests([over_nbdkit_memory, over_nbdkit_without_structured_replies, over_an_odd_size, over_blocks_of_4096_that_are_insisted_on,
                over_a_server_that_emulates_fua, over_a_server_that_lacks_zeroes_extents_and_cache, over_four_connections,
-               over_a_small_copy_that_flushes_by_itself, over_no_copy, over_qemu_nbd, over_qemu_storage_daemon_with_direct_io, over_tcp,
+               over_a_small_copy_that_flushes_by_itself, over_no_copy, over_qemu_nbd, over_qemu_storage_daemon_with_direct_io, over_weir_itself, over_tcp,
                over_extended_headers, over_plain_replies_and_no_block_sizes])

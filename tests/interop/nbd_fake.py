@@ -41,6 +41,13 @@ def equal(got, want, what):
     check(got == want, "%s is %.300r, wanted %.300r" % (what, got, want))
 
 
+def until(cond, what):
+    end = time.monotonic() + TIMEOUT
+    while not cond():
+        check(time.monotonic() < end, what)
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def folder():
     path = tempfile.mkdtemp(prefix="weir-nbdc-")
@@ -170,7 +177,7 @@ class Fake:
         self.lock, self.rng = threading.RLock(), random.Random(seed)
         self.unflushed = []     # (off, length) of volatile changes
         self.count = dict.fromkeys(CMDS, 0)
-        self.conns, self.listener, self.accepted = [], None, 0
+        self.conns, self.listener, self.accepted, self.flush_delay = [], None, 0, 0.005
         self.start()
 
     def uri(self, options=""):
@@ -337,6 +344,8 @@ class Conn:
                     if self not in self.srv.conns:
                         raise Gone()
                     error, result = self.srv.do(r)
+                if r.cmd == FLUSH:
+                    time.sleep(self.srv.flush_delay)    # what other connections write meanwhile is not covered
                 self.reply(r, error, result)
         except Gone:
             pass

@@ -3,11 +3,14 @@
 """The NBD client and servers that go away: what was acknowledged is there again, a flush tells the truth, and nothing waits that was told not to.
 
 The fake server forgets, sector by sector, what was not flushed when it is killed; the real ones are killed under load.
+
+usage: nbd_reconnect.py DISK_SHELL WEIR
 """
 import itertools
 
 from nbd_fake import *
 
+WEIR = sys.argv.pop(2)
 SEED = int(os.environ.get("WEIR_SEED") or 20260101)
 SCALE = int(os.environ.get("WEIR_SCALE") or 1)
 
@@ -471,6 +474,10 @@ def qemu_nbd_with_qcow2_may_be_killed():
     real_kills(["qemu-nbd", "-t", "-e", "9", "-f", "qcow2", "-k", "DIR/s", "DIR/image"], image("qemu-img create -q -f qcow2 DIR/image %d" % SIZE))
 
 
+def weir_itself_may_be_killed():
+    real_kills([WEIR, "serve", "DIR/image", "--nbd", "unix:DIR/s"], image("truncate -s %d DIR/image" % SIZE), ",connections=2")
+
+
 if __name__ == "__main__":
     run_tests([acknowledged_changes_survive_a_server_that_forgets, they_survive_over_several_connections, they_survive_with_a_small_copy,
                they_survive_with_extended_headers, they_survive_a_cut_that_the_server_survives, they_survive_without_fua,
@@ -481,4 +488,5 @@ if __name__ == "__main__":
                an_absent_server_can_be_cancelled, closing_does_not_wait_for_an_absent_server, a_timeout_fails_the_request_and_spares_the_rest,
                a_timeout_holds_while_nobody_is_there, a_server_that_drops_every_connection_is_not_run_down,
                the_first_connection_can_be_waited_for, nbdkit_may_be_killed, nbdkit_may_be_killed_with_four_connections,
-               nbdkit_memory_loses_all_and_is_believed_only_what_was_flushed, qemu_nbd_with_qcow2_may_be_killed])
+               nbdkit_memory_loses_all_and_is_believed_only_what_was_flushed, qemu_nbd_with_qcow2_may_be_killed,
+               weir_itself_may_be_killed])
