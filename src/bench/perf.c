@@ -17,6 +17,7 @@
 
 #define NO_DEVICE_NS 8000u	/* a write with its flush in less: no device is as fast */
 #define NO_DISK_NS 2000000u	/* a spinning disk needs a turn, 4 ms on average at 7200 a minute */
+#define NO_FLUSH_NS 2000u	/* a command to the device takes more */
 #define BUFFERS (64u << 20)
 
 uint64_t perf_now_ns(void)
@@ -77,7 +78,7 @@ static void judge_path(struct perf_result *r)
 static void judge_cost(struct perf_result *r)
 {
 	const struct perf_path *p = &r->path;
-	uint64_t sync = hist_quantile(&r->flush, 500);
+	uint64_t sync = hist_quantile(&r->flush, 500), write = hist_quantile(&r->write, 500);
 	char took[16];
 
 	if (!r->flush.count || p->in_memory || p->flush_ignored)
@@ -88,6 +89,8 @@ static void judge_cost(struct perf_result *r)
 	else if (p->rotational == 1 && sync < NO_DISK_NS)
 		warn(r, "%s says that it rotates, yet a write and its flush take %s: a cache in between answers; make sure it survives a power cut",
 		     p->device, took);
+	else if (p->write_cache == 1 && p->o_direct == 1 && sync < write + NO_FLUSH_NS)
+		warn(r, "%s says that it has a volatile write cache, yet a flush costs nothing: it may be ignored below", p->device);
 }
 
 void perf_judge(struct perf_result *r)

@@ -67,7 +67,7 @@ static int make_folder(struct place *p, struct err *err)
 	if (snprintf(p->path, sizeof(p->path), "%s/weir-perf-XXXXXX", p->o->target) >= (int)sizeof(p->path))
 		return failed(p, -ENAMETOOLONG, "cannot be used", err);
 	if (!mkdtemp(p->path))
-		return failed(p, -errno, "no folder can be made in it for the test files", err);
+		return failed(p, -errno, "no folder for the test files can be made in it, choose a directory that you may write to", err);
 	p->dir_fd = open(p->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (p->dir_fd >= 0)
 		return 0;

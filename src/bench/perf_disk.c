@@ -111,18 +111,16 @@ static co_fn int co_seeks(const struct perf_opts *o, struct perf_result *r, stru
  * written is widened to whole blocks, as a guest's file system does.
  */
 static co_fn int co_writes(const struct perf_opts *o, struct disk *d, const char *buf, uint64_t len, unsigned flags, bool flush,
-			   uint64_t part_ns, struct hist *h, uint64_t *ret_ns)
+			   struct hist *h, uint64_t *ret_ns)
 {
-	struct perf_opts part = *o;
 	uint64_t space = align_down(min(d->size, (uint64_t)PERF_SPACE), BLOCK), pos = 0, start, before, from, to;
 	int rc;
 
 	hist_init(h);
 	if (space < align_up(len, BLOCK) + BLOCK)
 		return -ENOSPC;
-	part.part_ns = part_ns;
 	start = perf_now_ns();
-	while (perf_goes_on(&part, start)) {
+	while (perf_goes_on(o, start)) {
 		from = align_down(pos, BLOCK);
 		to = align_up(pos + len, BLOCK);
 		before = perf_now_ns();
@@ -134,8 +132,7 @@ static co_fn int co_writes(const struct perf_opts *o, struct disk *d, const char
 		hist_add(h, perf_now_ns() - before);
 		pos = pos + 2 * len <= space ? pos + len : 0;
 	}
-	if (ret_ns)
-		*ret_ns = perf_now_ns() - start;
+	*ret_ns = perf_now_ns() - start;
 	return 0;
 }
 
@@ -151,23 +148,47 @@ static void *make_data(size_t len)
 	return buf;
 }
 
+static co_fn int co_timed_write(struct disk *d, uint64_t pos, const char *buf, unsigned flags, bool flush, struct hist *h)
+{
+	uint64_t before = perf_now_ns();
+	int rc = co_disk_write(d, pos, buf, BLOCK, flags);
+
+	if (!rc && flush)
+		rc = co_disk_flush(d);
+	if (!rc)
+		hist_add(h, perf_now_ns() - before);
+	return rc;
+}
+
+/* The three kinds take turns, so that what else goes on in the machine meets them alike. */
+static co_fn int co_three_kinds(const struct perf_opts *o, struct perf_result *r, struct disk *d, const char *buf)
+{
+	uint64_t space = align_down(min(d->size, (uint64_t)PERF_SPACE), BLOCK), pos = 0, start = perf_now_ns();
+	int rc = 0;
+
+	while (!rc && perf_goes_on(o, start)) {
+		rc = co_timed_write(d, pos, buf, 0, false, &r->write);
+		if (!rc)
+			rc = co_timed_write(d, pos, buf, DISK_FUA, false, &r->stable);
+		if (!rc)
+			rc = co_timed_write(d, pos, buf, 0, true, &r->flush);
+		pos = pos + 2 * BLOCK <= space ? pos + BLOCK : 0;
+	}
+	return rc;
+}
+
 co_fn int co_perf_flush_cost(const struct perf_opts *o, struct perf_result *r, struct disk *d, struct err *err)
 {
-	uint64_t each = o->part_ns / 3;
 	char *buf = make_data(BLOCK);
 	int rc;
 
 	if (!buf)
 		return err_set(err, -ENOMEM, "out of memory");
 	perf_part(o, "cost of a flush");
-	/* Once over it first: what a file system does for a block that is written the first time is not the question here. */
-	rc = co_writes(o, d, buf, BLOCK, 0, false, each, &r->write, NULL);
+	/* What others left in the device's cache is not ours to count. */
+	rc = co_disk_flush(d);
 	if (!rc)
-		rc = co_disk_flush(d);
-	if (!rc)
-		rc = co_writes(o, d, buf, BLOCK, DISK_FUA, false, each, &r->stable, NULL);
-	if (!rc)
-		rc = co_writes(o, d, buf, BLOCK, 0, true, each, &r->flush, NULL);
+		rc = co_three_kinds(o, r, d, buf);
 	free(buf);
 	return rc ? err_errno(err, rc, "%s: writing failed", d->name) : 0;
 }
@@ -181,11 +202,11 @@ static co_fn int co_syncs(const struct perf_opts *o, struct perf_result *r, stru
 	if (!buf)
 		return err_set(err, -ENOMEM, "out of memory");
 	perf_part(o, "fsyncs");
-	rc = co_writes(o, d, buf, BLOCK, 0, true, o->part_ns, &h, &r->fsync_ns);
+	rc = co_writes(o, d, buf, BLOCK, 0, true, &h, &r->fsync_ns);
 	r->fsyncs = h.count;
 	if (!rc) {
 		perf_part(o, "etcd's writes");
-		rc = co_writes(o, d, buf, PERF_ETCD_BYTES, 0, true, o->part_ns, &r->etcd, &r->etcd_ns);
+		rc = co_writes(o, d, buf, PERF_ETCD_BYTES, 0, true, &r->etcd, &r->etcd_ns);
 	}
 	free(buf);
 	if (rc)

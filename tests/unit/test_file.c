@@ -251,6 +251,45 @@ static co_fn void co_many_requests_at_once(void)
 	free(p);
 }
 
+static co_fn int co_reader(void *arg)
+{
+	struct parallel *p = arg;
+
+	for (unsigned i = 0; i < 100; i++)
+		CHECK_EQ(co_disk_read(p->d, (i + p->n) % 64 * 4096ull, p->buf, 4096, 0), 0);
+	return 0;
+}
+
+static co_fn void co_a_request_is_one_submission_and_batches_share_a_call(void)
+{
+	struct disk *d = co_open(DISK_OPEN_RDWR, "%s,cache=none", make_file("f", 64 * 4096));
+	struct rt_stats before, after;
+	struct parallel p[16];
+	unsigned char *buf;
+	struct co_group g;
+
+	CHECK(!posix_memalign((void **)&buf, 4096, ARRAY_SIZE(p) * 4096));
+	p[0] = (struct parallel){ d, 0, buf };
+	rt_get_stats(rt_self(), &before);
+	CHECK_EQ(co_reader(&p[0]), 0);
+	rt_get_stats(rt_self(), &after);
+	/* The reactor may have one of its own to arm. */
+	CHECK(after.sqes - before.sqes <= 102);
+	CHECK(after.ring_enters - before.ring_enters <= 110);
+	before = after;
+	co_group_init(&g);
+	for (unsigned i = 0; i < ARRAY_SIZE(p); i++) {
+		p[i] = (struct parallel){ d, i, buf + i * 4096 };
+		co_group_start(&g, "reader", co_reader, &p[i]);
+	}
+	CHECK_EQ(co_group_wait(&g), 0);
+	rt_get_stats(rt_self(), &after);
+	CHECK(after.sqes - before.sqes <= 100 * ARRAY_SIZE(p) + 2);
+	CHECK(after.ring_enters - before.ring_enters < 100 * ARRAY_SIZE(p));
+	free(buf);
+	co_disk_close(d);
+}
+
 /* --- The end of the file --- */
 
 static co_fn void co_a_file_that_was_cut_reads_as_an_error(void)
@@ -636,6 +675,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_every_mode_reads_what_it_wrote);
 	RUN(co_native_without_o_direct_is_refused);
 	RUN(co_many_requests_at_once);
+	RUN(co_a_request_is_one_submission_and_batches_share_a_call);
 	RUN(co_a_file_that_was_cut_reads_as_an_error);
 	RUN(co_resize_keeps_what_is_there_and_adds_zeroes);
 	RUN(co_holes_and_data_are_told_apart);

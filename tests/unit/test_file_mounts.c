@@ -203,14 +203,32 @@ static co_fn void co_count_flushes(const char *what, const char *disk, const cha
 	}
 }
 
+/* What `status` says of the place. */
+static co_fn void co_check_facts(const char *disk, const char *dev, const char *fs, const char *journal)
+{
+	struct disk *d = co_open(disk, 0);
+	json_t *s = disk_status(d);
+
+	CHECK_STR(json_string_value(json_object_get(s, "file_system")), fs);
+	CHECK_STR(json_string_value(json_object_get(s, "journal")), journal);
+	CHECK_STR(json_string_value(json_object_get(s, "source")), dev);
+	CHECK_STR(json_string_value(json_object_get(s, "device")), dev + strlen("/dev/"));
+	CHECK(json_is_true(json_object_get(s, "barriers")));
+	CHECK(json_is_true(json_object_get(s, "write_cache")));
+	CHECK(json_is_false(json_object_get(s, "fua")));
+	CHECK_EQ(json_integer_value(json_object_get(s, "logical_block")), 512);
+	json_decref(s);
+	co_disk_close(d);
+}
+
 static co_fn void co_each_stable_write_and_flush_reaches_the_device(void)
 {
 	static const struct {
-		const char *fs, *mkfs;
+		const char *fs, *mkfs, *journal;
 	} kinds[] = {
-		{ "ext2", "mkfs.ext2 -q -F" }, { "ext3", "mkfs.ext3 -q -F" }, { "ext4", "mkfs.ext4 -q -F" },
-		{ "ext4", "mkfs.ext4 -q -F -O ^has_journal" }, { "xfs", "mkfs.xfs -q -f" },
-		{ "btrfs", "mkfs.btrfs -q -f" },
+		{ "ext2", "mkfs.ext2 -q -F", "none" }, { "ext3", "mkfs.ext3 -q -F", "jbd2" },
+		{ "ext4", "mkfs.ext4 -q -F", "jbd2" }, { "ext4", "mkfs.ext4 -q -F -O ^has_journal", "none" },
+		{ "xfs", "mkfs.xfs -q -f", "log" }, { "btrfs", "mkfs.btrfs -q -f", "copy on write" },
 	};
 	char text[500], dev[64];
 	int fd;
@@ -237,6 +255,7 @@ static co_fn void co_each_stable_write_and_flush_reaches_the_device(void)
 			continue;
 		}
 		make_file(in("fs", "/disk"), 2 * MIB);
+		co_check_facts(in("fs", "/disk"), dev, kinds[i].fs, kinds[i].journal);
 		co_count_flushes(kinds[i].mkfs, in("fs", "/disk"), dev);
 		CHECK_EQ(umount(in("fs", "")), 0);
 		close(fd);
@@ -361,6 +380,33 @@ static co_fn void co_an_error_of_write_back_is_not_forgotten_whoever_meets_it(vo
 	}
 }
 
+static co_fn void co_a_mount_without_barriers_is_noticed(void)
+{
+	char text[500], dev[64];
+	struct disk *d;
+	json_t *s;
+	int fd;
+
+	make_file(in("fs.img", ""), 0);
+	make_file(in("fs.img", ""), 16 * MIB);
+	snprintf(text, sizeof(text), "mkfs.ext4 -q -F %s 2>/dev/null", in("fs.img", ""));
+	if (system(text)) {
+		printf("left out: mkfs.ext4 is not installed\n");
+		return;
+	}
+	fd = loop_attach(in("fs.img", ""), 512, dev, sizeof(dev));
+	CHECK(fd >= 0);
+	mount_new("fs", "ext4", dev, "barrier=0");
+	make_file(in("fs", "/disk"), MIB);
+	d = co_open(in("fs", "/disk"), 0);
+	s = disk_status(d);
+	CHECK(json_is_false(json_object_get(s, "barriers")));
+	json_decref(s);
+	co_disk_close(d);
+	CHECK_EQ(umount(in("fs", "")), 0);
+	close(fd);
+}
+
 /* --- A file system that can little: ramfs has no O_DIRECT, no attributes, no holes --- */
 
 static co_fn void co_a_file_system_without_o_direct_is_cached(void)
@@ -480,6 +526,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_full_file_system_fails_the_write_and_nothing_else);
 	RUN(co_a_full_ext4_fails_the_write_and_nothing_else);
 	RUN(co_each_stable_write_and_flush_reaches_the_device);
+	RUN(co_a_mount_without_barriers_is_noticed);
 	RUN(co_a_failed_flush_is_never_followed_by_a_good_one);
 	RUN(co_an_error_of_write_back_is_not_forgotten_whoever_meets_it);
 	RUN(co_a_file_system_without_o_direct_is_cached);
