@@ -62,9 +62,9 @@ static void run_file(const char *path, uint64_t seed)
 	fclose(f);
 	run(data, size);
 	rng_seed(&rng, seed);
-	for (size_t n = min(size, (size_t)64); n; n--)
+	for (uint64_t n = size ? test_scale(64) : 0; n; n--)
 		run(data, rng_below(&rng, size));
-	for (int i = 0; size && i < DAMAGED_COPIES; i++) {
+	for (uint64_t n = size ? test_scale(DAMAGED_COPIES) : 0; n; n--) {
 		memcpy(copy, data, size);
 		damage(&rng, copy, size);
 		run(copy, size);

@@ -49,10 +49,14 @@ static co_fn void co_check_range(struct conform *c, uint64_t off, uint64_t len)
 
 	memset(p, 0xa5, len);
 	CHECK_EQ(co_disk_read(c->d, off, p, len, 0), 0);
-	for (uint64_t i = 0; i < len && !(c->flags & CONFORM_NO_DATA); i++)
-		if (p[i] != c->model[off + i])
-			test_fail("%s: byte %" PRIu64 " (read of %" PRIu64 "+%" PRIu64 ") is 0x%02x, wanted 0x%02x", c->d->name, off + i,
-				  off, len, (uint8_t)p[i], (uint8_t)c->model[off + i]);
+	if (!(c->flags & CONFORM_NO_DATA) && memcmp(p, c->model + off, len)) {
+		uint64_t i = 0;
+
+		while (p[i] == c->model[off + i])
+			i++;
+		test_fail("%s: byte %" PRIu64 " (read of %" PRIu64 "+%" PRIu64 ") is 0x%02x, wanted 0x%02x", c->d->name, off + i,
+			  off, len, (uint8_t)p[i], (uint8_t)c->model[off + i]);
+	}
 	free(p);
 }
 

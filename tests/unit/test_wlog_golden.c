@@ -27,7 +27,7 @@ static uint8_t model[VOLUMES][IMAGE_SIZE];
 static uint8_t data[IMAGE_SIZE], block[4096], got[IMAGE_SIZE];
 static uint64_t blocks_loaded;
 
-static struct disk *must_open(const char *text)
+static co_fn struct disk *co_must_open(const char *text)
 {
 	struct err err = ERR_INIT;
 	struct disk *d;
@@ -76,7 +76,7 @@ static co_fn struct wlog *co_open(struct disk *dev, struct disk **vol, bool dest
 		test_fail("open: %s", err.msg);
 	for (unsigned v = 0; v < VOLUMES; v++) {
 		snprintf(name, sizeof(name), "vol%u", v);
-		if (co_wlog_attach(w, name, must_open("mem:1M"), &vc, &vol[v], &err) < 0)
+		if (co_wlog_attach(w, name, co_must_open("mem:1M"), &vc, &vol[v], &err) < 0)
 			test_fail("attach: %s", err.msg);
 	}
 	return w;
@@ -101,7 +101,7 @@ static co_fn void co_copy(struct disk *from, struct disk *to)
 static co_fn void co_make(void *arg)
 {
 	struct wlog_format_opts opts = { .segment_size = 64 << 10, .small = true, .no_prewrite = true };
-	struct disk *dev = must_open("mem:4M"), *keep = must_open("mem:4M"), *vol[VOLUMES];
+	struct disk *dev = co_must_open("mem:4M"), *keep = co_must_open("mem:4M"), *vol[VOLUMES];
 	struct err err = ERR_INIT;
 	FILE *f = fopen(path, "wb");
 
@@ -155,7 +155,7 @@ static co_fn void co_compare(struct disk *d, unsigned v, const char *when)
 
 static co_fn void co_check(void *arg)
 {
-	struct disk *dev = must_open("mem:4M"), *vol[VOLUMES];
+	struct disk *dev = co_must_open("mem:4M"), *vol[VOLUMES];
 	struct wlog_check_report rep;
 	struct err err = ERR_INIT;
 
