@@ -129,8 +129,8 @@ struct disk_ops {
 
 struct disk_counters {
 	uint64_t ops[DISK_OPS], bytes[DISK_OPS], errors[DISK_OPS];
-	uint64_t rmw;		/* requests that needed read-modify-write */
-	uint64_t bounced;	/* requests whose memory was not aligned */
+	uint64_t rmw;		/* writes that read their edges first */
+	uint64_t bounced;	/* pieces that went through a buffer, for their memory or their edges */
 };
 
 /* A layer embeds this as its first member, and fills in ops, name, size, limits (and file) at open by disk_init(). */

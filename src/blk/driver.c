@@ -76,7 +76,13 @@ static bool list_has(const char *list, const char *key)
 	return false;
 }
 
-static int add_defaults(struct disk_spec *spec, const struct disk_driver *drv, struct err *err)
+/* The cache mode is chosen for images: a log's is its own, and one that loses data is refused there. */
+static bool default_applies(const char *key, unsigned flags)
+{
+	return !(flags & DISK_OPEN_LOG) || strcmp(key, "cache");
+}
+
+static int add_defaults(struct disk_spec *spec, const struct disk_driver *drv, unsigned flags, struct err *err)
 {
 	int ret;
 
@@ -85,7 +91,7 @@ static int add_defaults(struct disk_spec *spec, const struct disk_driver *drv, s
 
 		for (size_t k = 0; k < spec->opts.n; k++)
 			given |= !strcmp(spec->opts.v[k].key, defaults[i].key);
-		if (given || !list_has(drv->options, defaults[i].key))
+		if (given || !default_applies(defaults[i].key, flags) || !list_has(drv->options, defaults[i].key))
 			continue;
 		ret = opts_add(&spec->opts, defaults[i].key, defaults[i].val);
 		if (ret)
@@ -141,7 +147,7 @@ co_fn int co_disk_open_spec(struct disk_spec *spec, unsigned flags, struct disk 
 	if (!r)
 		r = check_options(spec, drv, err);
 	if (!r)
-		r = add_defaults(spec, drv, err);
+		r = add_defaults(spec, drv, flags, err);
 	if (!r)
 		r = drv->co_open(spec, flags, &d, err);
 	if (r)

@@ -48,7 +48,10 @@ void disk_spec_free(struct disk_spec *s);	/* NULL is fine */
 co_fn int co_disk_open(const char *text, unsigned flags, struct disk **ret, struct err *err);
 co_fn int co_disk_open_spec(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err);
 
-/* Defaults that the command line sets for every file below (--aio, --cache); an option in the string wins. NULL leaves one as it is. */
+/*
+ * Defaults that the command line sets for every file below (--aio, --cache); an option in the string wins. `cache` is for images
+ * and leaves logs (DISK_OPEN_LOG) alone. NULL leaves one as it is.
+ */
 void disk_set_default(const char *key, const char *val);
 
 /* Drivers register here, before the first open (src/backend/drivers.c holds the list). */

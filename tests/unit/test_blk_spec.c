@@ -160,17 +160,18 @@ static co_fn void co_a_disk_opened_without_rdwr_is_read_only(void *arg)
 
 /* --- Defaults --- */
 
-static char got[32];
+static char got[32], cache[32];
 
 static co_fn int co_open_toy(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err)
 {
-	const char *v = opts_str(&spec->opts, "toy");
+	const char *v = opts_str(&spec->opts, "toy"), *k = opts_str(&spec->opts, "cache");
 
 	snprintf(got, sizeof(got), "%s", v ? v : "none");
+	snprintf(cache, sizeof(cache), "%s", k ? k : "none given");
 	return err_set(err, -ENXIO, "a toy");
 }
 
-static const struct disk_driver toy = { .name = "rbd", .options = "conf,toy=TOY", .co_open = co_open_toy };
+static const struct disk_driver toy = { .name = "rbd", .options = "conf,cache,toy=TOY", .co_open = co_open_toy };
 
 static co_fn void co_defaults_reach_drivers_that_know_them_and_strings_win(void *arg)
 {
@@ -187,6 +188,17 @@ static co_fn void co_defaults_reach_drivers_that_know_them_and_strings_win(void 
 	CHECK_STR(got, "train");
 	CHECK_EQ(co_disk_open("mem:1M", 0, &d, NULL), 0);
 	co_disk_close(d);
+}
+
+static co_fn void co_the_cache_default_is_for_images_and_not_for_logs(void *arg)
+{
+	struct disk *d;
+
+	disk_set_default("cache", "unsafe");
+	CHECK_EQ(co_disk_open("rbd:x", DISK_OPEN_LOG, &d, NULL), -ENXIO);
+	CHECK_STR(cache, "none given");
+	CHECK_EQ(co_disk_open("rbd:x", 0, &d, NULL), -ENXIO);
+	CHECK_STR(cache, "unsafe");
 }
 
 /* `line` is an .It of the page that names the option. */
@@ -251,5 +263,6 @@ int main(int argc, char **argv)
 	on_sim(1, co_format_raw_is_accepted_everywhere, NULL);
 	on_sim(1, co_a_disk_opened_without_rdwr_is_read_only, NULL);
 	on_sim(1, co_defaults_reach_drivers_that_know_them_and_strings_win, NULL);
+	on_sim(1, co_the_cache_default_is_for_images_and_not_for_logs, NULL);
 	return 0;
 }
