@@ -39,6 +39,7 @@ struct scan {
 	uint64_t ahead;			/* how much to read with a header: WINDOW while batches are taken one by one */
 	int win_side;
 	int error;			/* of the device */
+	bool gave_up;			/* what follows the chain though it had been durable, as the operator chose */
 };
 
 /* `need` bytes at `pos` of one side, reading up to `ahead` with them; NULL if they cannot be read. */
@@ -54,6 +55,8 @@ static co_fn const uint8_t *co_read_at(struct scan *s, int side, uint64_t pos, u
 		int r = co_wl_dev_read(w, side, pos, s->buf, len);
 
 		s->win_len = 0;
+		if (r < 0 && len > need)	/* what is bad may lie behind it */
+			r = co_wl_dev_read(w, side, pos, s->buf, len = need);
 		if (r < 0) {
 			s->error = r;
 			return NULL;
@@ -88,27 +91,6 @@ static bool descs_are_good(const struct wl_bhead *h, const uint8_t *desc)
 	return crc32c(0, desc, h->count * WL_D_SIZE) == h->desc_crc && descs_are_sane(h, desc);
 }
 
-/* The batch at `pos` if it is the one expected there: header and descriptors are good. */
-static co_fn const uint8_t *co_batch_at(struct scan *s, int side, uint64_t pos, struct wl_bhead *h)
-{
-	struct wlog *w = s->w;
-	uint64_t log_end = wl_segment_pos(w, w->sb.seg_count);
-
-	if (pos + WL_BLOCK > log_end)
-		return NULL;
-	uint64_t room = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size - pos;
-	const uint8_t *p = co_window(s, side, pos, WL_BLOCK);
-
-	if (!p || wl_bhead_decode(p, room, &w->sb.uuid, h) < 0)
-		return NULL;
-	if (h->seq != s->seq || h->prev != s->prev || h->segment != wl_segment_of(w, pos))
-		return NULL;
-	p = co_window(s, side, pos, h->length);
-	if (!p || !descs_are_good(h, p + wl_batch_desc_off(h)))
-		return NULL;
-	return p;
-}
-
 static bool payload_is_good(const struct wl_bhead *h, const uint8_t *p)
 {
 	if (crc32c(0, p + WL_B_HEADER, h->index_len) != h->index_crc)
@@ -121,6 +103,41 @@ static bool payload_is_good(const struct wl_bhead *h, const uint8_t *p)
 			return false;
 	}
 	return true;
+}
+
+enum found { NONE, UNVERIFIED, WHOLE };
+
+/* Is the batch at `pos` the one that is expected there? *ret_desc are its descriptors, until the next read. UNVERIFIED: all but the data is good. */
+static co_fn enum found co_batch_at(struct scan *s, int side, uint64_t pos, struct wl_bhead *h, const uint8_t **ret_desc)
+{
+	struct wlog *w = s->w;
+	uint64_t log_end = wl_segment_pos(w, w->sb.seg_count);
+
+	if (pos + WL_BLOCK > log_end)
+		return NONE;
+	uint64_t room = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size - pos;
+	const uint8_t *p = co_window(s, side, pos, WL_BLOCK);
+
+	if (!p || wl_bhead_decode(p, room, &w->sb.uuid, h) < 0)
+		return NONE;
+	if (h->seq != s->seq || h->prev != s->prev || h->segment != wl_segment_of(w, pos))
+		return NONE;
+	p = co_window(s, side, pos, h->length);
+	if (p) {
+		*ret_desc = p + wl_batch_desc_off(h);
+		if (!descs_are_good(h, *ret_desc))
+			return NONE;
+		return payload_is_good(h, p) ? WHOLE : UNVERIFIED;
+	}
+	/* A sector of it cannot be read: if it is one of the data, the records are known all the same. */
+	uint64_t at = align_down(wl_batch_desc_off(h), WL_BLOCK);
+
+	p = co_read_at(s, side, pos + at, h->length - at, 0);
+	if (!p)
+		return NONE;
+	s->error = 0;
+	*ret_desc = p + (wl_batch_desc_off(h) - at);
+	return descs_are_good(h, *ret_desc) ? UNVERIFIED : NONE;
 }
 
 /* Takes the batch that the scan stands at into the list and its records into the maps. */
@@ -173,37 +190,47 @@ static co_fn int co_take_one(struct scan *s)
 	struct wlog *w = s->w;
 	uint64_t next = wl_segment_pos(w, (s->seg + 1) % w->sb.seg_count);
 	uint64_t place[2] = { s->pos, next };
-	struct wl_bhead h, found_h;
+	struct wl_bhead h;
+	const uint8_t *desc;
 	uint64_t found_pos = 0;
-	int found_side = -1;
+	int found_side = -1, error = 0, r;
 
-	for (unsigned k = 0; k < 2; k++) {
-		/* Right behind the last one a position at the segment's end is the next place, or beyond the log. */
+	/* Right behind the last one a position at the segment's end is the next place, or beyond the log. */
+	for (unsigned k = 0; k < (next == s->pos ? 1 : 2); k++) {
+		int place_error = 0;
+		bool readable = false;
+
 		for (unsigned side = 0; side < w->dev.n; side++) {
-			if (!w->dev.in_sync[side] || (k && place[1] == place[0]))
+			if (!w->dev.in_sync[side])
 				continue;
-			const uint8_t *p = co_batch_at(s, side, place[k], &h);
-			if (!p)
+			s->error = 0;
+			enum found found = co_batch_at(s, side, place[k], &h, &desc);
+
+			readable |= s->error == 0;
+			place_error = s->error ? s->error : place_error;
+			if (found == NONE)
 				continue;
-			if (payload_is_good(&h, p)) {
+			if (found == WHOLE) {
+				s->error = 0;
 				s->last_verified = true;
-				int r = take(s, place[k], &h, p + wl_batch_desc_off(&h));
+				r = take(s, place[k], &h, desc);
 				return r < 0 ? r : 1;
 			}
 			found_pos = place[k];
 			found_side = side;
-			found_h = h;
 		}
+		if (!readable)
+			error = place_error;
 	}
+	s->error = error;	/* what no side could read may have been a batch */
 	if (found_side < 0)
 		return 0;
 	/* Header and descriptors are good, data is not: the torn end, or damage if something proves the batch durable. */
-	const uint8_t *p = co_window(s, found_side, found_pos, found_h.length);
-
-	if (!p)
-		return s->error;
+	if (co_batch_at(s, found_side, found_pos, &h, &desc) == NONE)
+		return s->error ? s->error : -EIO;
+	s->error = 0;
 	s->last_verified = false;
-	int r = take(s, found_pos, &found_h, p + wl_batch_desc_off(&found_h));
+	r = take(s, found_pos, &h, desc);
 	return r < 0 ? r : 1;
 }
 
@@ -285,38 +312,51 @@ static co_fn int co_take_index(struct scan *s)
 	return 1;
 }
 
-/* A valid header of this generation with a number above `seq`, anywhere it could be. */
-static co_fn bool co_find_witness(struct scan *s, uint64_t *ret_seq)
+/* A valid header of this generation with a number above `seq` in [pos, end) of one segment, on a block boundary up to `last`. */
+static co_fn bool co_find_header(struct scan *s, int side, uint64_t pos, uint64_t last, uint64_t *ret_seq)
 {
 	struct wlog *w = s->w;
+	uint64_t seg_end = wl_segment_pos(w, wl_segment_of(w, pos)) + w->sb.seg_size;
 	struct wl_bhead h;
-	uint64_t seg_end = wl_segment_pos(w, s->seg) + w->sb.seg_size;
 
-	s->ahead = WINDOW;
-	for (unsigned side = 0; side < w->dev.n; side++) {
-		if (!w->dev.in_sync[side])
-			continue;
-		for (uint64_t pos = s->pos; pos < seg_end; pos += WL_BLOCK) {
-			const uint8_t *p = co_window(s, side, pos, WL_BLOCK);
+	for (; pos <= last; pos += WL_BLOCK) {
+		const uint8_t *p = co_window(s, side, pos, WL_BLOCK);
 
-			if (p && wl_bhead_decode(p, seg_end - pos, &w->sb.uuid, &h) == 0 && h.seq > s->seq &&
-			    h.generation >= w->sb.generation)
-				goto found;
-		}
-		for (uint32_t i = 1; i < w->sb.seg_count; i++) {
-			uint8_t *p = s->buf;
-
-			s->win_len = 0;
-			if (co_wl_dev_read(w, side, wl_segment_pos(w, (s->seg + i) % w->sb.seg_count), p, WL_BLOCK) == 0 &&
-			    wl_bhead_decode(p, w->sb.seg_size, &w->sb.uuid, &h) == 0 && h.seq > s->seq &&
-			    h.generation >= w->sb.generation)
-				goto found;
+		if (p && wl_bhead_decode(p, seg_end - pos, &w->sb.uuid, &h) == 0 && h.seq > s->seq &&
+		    h.generation >= w->sb.generation) {
+			*ret_seq = h.seq;
+			return true;
 		}
 	}
 	return false;
-found:
-	*ret_seq = h.seq;
-	return true;
+}
+
+/*
+ * A batch that is later than the missing one and proves it, anywhere it could be: the missing one lies behind the chain's end or at the start of the
+ * next segment, so its successors lie in these two, or begin a later segment.
+ */
+static co_fn bool co_find_witness(struct scan *s, uint64_t *ret_seq)
+{
+	struct wlog *w = s->w;
+	uint64_t seg_end = wl_segment_pos(w, s->seg) + w->sb.seg_size;
+	bool found = false;
+	int error = s->error;
+
+	for (unsigned side = 0; side < w->dev.n && !found; side++) {
+		if (!w->dev.in_sync[side])
+			continue;
+		s->ahead = WINDOW;
+		if (s->pos < seg_end)	/* not at the end of the segment */
+			found = co_find_header(s, side, s->pos, seg_end - WL_BLOCK, ret_seq);
+		for (uint32_t i = 1; i < w->sb.seg_count && !found; i++) {
+			uint64_t pos = wl_segment_pos(w, (s->seg + i) % w->sb.seg_count);
+
+			s->ahead = i == 1 ? WINDOW : 0;
+			found = co_find_header(s, side, pos, i == 1 ? pos + w->sb.seg_size - WL_BLOCK : pos, ret_seq);
+		}
+	}
+	s->error = error;
+	return found;
 }
 
 /* The chain has ended at s->seq: torn end (0) or damage (-EBADMSG, told)? */
@@ -332,13 +372,16 @@ static co_fn int co_judge_end(struct scan *s, struct err *err)
 	} else if (!(w->sb.flags & WL_SB_FLAG_CLEAN) && co_find_witness(s, &witness)) {
 		how = "a later batch";
 	}
+	s->gave_up |= s->error && w->config.ignore_damage;
+	if (!how && s->error && !w->config.ignore_damage)
+		return err_errno(err, s->error, "write log: byte %llu, where batch %llu is expected, cannot be read on any side; restore the device, or give up "
+				 "what follows with --ignore-damage", (unsigned long long)s->pos, (unsigned long long)s->seq);
 	if (!how)
-		return s->error;
+		return 0;
 	if (w->config.ignore_damage) {
 		log_warn("write log: batch %llu at %llu is damaged; giving up what follows it, as was asked for",
 			 (unsigned long long)s->seq, (unsigned long long)s->pos);
-		/* Numbers never come again: a stale later batch must not look like proof. */
-		s->seq = witness + 1;
+		s->gave_up = true;
 		return 0;
 	}
 	return err_set(err, -EBADMSG, "write log: batch %llu at byte %llu is damaged, though %s shows that it had been durable (up to batch %llu); "
@@ -413,18 +456,19 @@ static co_fn int co_level_sides(struct scan *s)
 
 	if (w->dev.n < 2 || s->last_len == 0 || w->config.read_only)
 		return 0;
-	int r = -EIO;
+	bool found = false;
 
-	for (unsigned side = 0; side < w->dev.n && r < 0; side++) {
+	for (unsigned side = 0; side < w->dev.n && !found; side++) {
 		struct wl_bhead h;
 
 		if (!w->dev.in_sync[side] || co_wl_dev_read(w, side, s->last_pos, s->buf, s->last_len) < 0)
 			continue;
 		if (wl_bhead_decode(s->buf, s->last_len, &w->sb.uuid, &h) == 0 && h.seq == s->seq - 1 &&
 		    descs_are_good(&h, s->buf + wl_batch_desc_off(&h)) && payload_is_good(&h, s->buf))
-			r = 0;
+			found = true;
 	}
-	return r < 0 ? r : co_wl_dev_write(w, s->last_pos, s->buf, s->last_len);
+	/* A batch that is whole on no side was proven durable, and has been damaged since: reads tell. */
+	return found ? co_wl_dev_write(w, s->last_pos, s->buf, s->last_len) : 0;
 }
 
 /* True if a batch that recovery has given up begins at `pos` on some side. */
@@ -451,7 +495,8 @@ static co_fn int co_wipe_block(struct scan *s, uint64_t pos)
 /*
  * Batches of an unfinished group may lie behind the new head, valid but given up. The one at the head must not be taken for the next batch, which may go
  * to the next segment instead and has the same number and predecessor; the segments' first blocks must not be taken for carriers of an index when the
- * numbers come round to them again. From the farthest on, so that a crash in between leaves a state that is found again.
+ * numbers come round to them again. From the farthest on, so that a crash in between leaves a state that is found again. (None of them proves anything from
+ * now on: their generation is an older one.) Where what had been durable was given up, damage may lie between them, and every segment is looked at.
  */
 static co_fn int co_scrub_given_up(struct scan *s)
 {
@@ -462,18 +507,29 @@ static co_fn int co_scrub_given_up(struct scan *s)
 	if (w->config.read_only)
 		return 0;
 	while (n + 1 < w->sb.seg_count &&
-	       co_is_given_up(s, wl_segment_pos(w, (w->head_seg + n + 1) % w->sb.seg_count)))
+	       (s->gave_up || co_is_given_up(s, wl_segment_pos(w, (w->head_seg + n + 1) % w->sb.seg_count))))
 		n++;
-	for (; n > 0 && r == 0; n--)
-		r = co_wipe_block(s, wl_segment_pos(w, (w->head_seg + n) % w->sb.seg_count));
+	for (; n > 0 && r == 0; n--) {
+		uint64_t pos = wl_segment_pos(w, (w->head_seg + n) % w->sb.seg_count);
+
+		if (co_is_given_up(s, pos))
+			r = co_wipe_block(s, pos);
+	}
 	if (r == 0 && w->head_pos < wl_segment_pos(w, w->head_seg) + w->sb.seg_size && co_is_given_up(s, w->head_pos))
 		r = co_wipe_block(s, w->head_pos);
 	return r;
 }
 
+/* Floors may lie above the numbers that come next when batches were given up; what is below the next number is still in the image. */
+static void lower_floors(struct wlog *w)
+{
+	for (unsigned i = 0; i < w->sb.nvols; i++)
+		w->sb.vol[i].floor_seq = min(w->sb.vol[i].floor_seq, w->next_seq);
+}
+
 co_fn int co_wl_recover(struct wlog *w, struct err *err)
 {
-	uint64_t min_next = w->sb.tail_seq;
+	bool gave_up = false;
 	struct scan s = { .w = w, .limit = UINT64_MAX, .win_side = -1 };
 	int r;
 
@@ -482,8 +538,9 @@ co_fn int co_wl_recover(struct wlog *w, struct err *err)
 		r = co_scan(&s, err);
 		if (r < 0)
 			goto out;
-		bool torn = s.seq > w->sb.tail_seq && !s.last_verified && s.seq - 1 > w->sb.durable_seq &&
-			    s.seq - 1 >= w->sb.gen_start;
+		/* Where a part was left out already, that part's header proves what is the last one now. */
+		bool torn = s.limit == UINT64_MAX && s.seq > w->sb.tail_seq && !s.last_verified &&
+			    s.seq - 1 > w->sb.durable_seq && s.seq - 1 >= w->sb.gen_start;
 		if (s.limit == UINT64_MAX) {
 			/* Judged where the chain breaks, before what must not be kept is left out. */
 			if (torn) {
@@ -496,12 +553,10 @@ co_fn int co_wl_recover(struct wlog *w, struct err *err)
 				s.win_len = 0;
 			}
 			if (!torn) {
-				uint64_t seq = s.seq;
-
 				r = co_judge_end(&s, err);
 				if (r < 0)
 					goto out;
-				min_next = max(min_next, s.seq != seq ? s.seq : 0);
+				gave_up = s.gave_up;
 			}
 			s.win_len = 0;
 		}
@@ -510,7 +565,9 @@ co_fn int co_wl_recover(struct wlog *w, struct err *err)
 		s = (struct scan){ .w = w, .limit = s.group_seq ? s.group_seq : s.seq - 1, .buf = s.buf, .win_side = -1 };
 		forget(w);
 	}
-	w->next_seq = max(s.seq, min_next);
+	s.gave_up = gave_up;
+	w->next_seq = s.seq;
+	lower_floors(w);
 	w->last_nonce = s.prev;
 	w->head_pos = s.pos;
 	w->head_seg = s.seg;
