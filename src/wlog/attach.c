@@ -96,6 +96,11 @@ co_fn int co_wlog_check_unlogged(struct disk *image, bool discard, struct err *e
 		       "that with `weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), m.host);
 }
 
+uint32_t wl_volume_flags(const struct wlog_volume *v)
+{
+	return (v->destaging ? WL_VOL_FLAG_DESTAGING : 0) | (v->ordered_upto ? WL_VOL_FLAG_ORDERED : 0);
+}
+
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec)
 {
 	if (v->map.entries == 0 && list_empty(&v->fifo))
@@ -104,7 +109,7 @@ void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec)
 	rec->dirty_since = v->dirty_since;
 	/* Of a volume that is not attached the flags say what its last process knew. */
 	if (v->attached)
-		rec->flags = WL_VOL_FLAG_ATTACHED | (v->destaging ? WL_VOL_FLAG_DESTAGING : 0);
+		rec->flags = WL_VOL_FLAG_ATTACHED | wl_volume_flags(v);
 	if (v->destaging)
 		rec->stamp_wall = rt_wall_ns();
 }
@@ -294,6 +299,61 @@ static co_fn int co_identify(struct wlog *w, const char *name, struct disk *imag
 	return 0;
 }
 
+static int by_number(const void *a, const void *b)
+{
+	const struct wl_entry *x = *(struct wl_entry *const *)a, *y = *(struct wl_entry *const *)b;
+
+	if (x->rno != y->rno)
+		return x->rno < y->rno ? -1 : 1;
+	return x->off < y->off ? -1 : x->off > y->off;
+}
+
+/* Queues what a merged volume has in its map, in the order of its records. */
+static int queue_pieces(struct wlog_volume *v)
+{
+	struct wl_pool *pool = &v->w->pool;
+	struct wl_entry **e = malloc(max(v->map.entries, (uint64_t)1) * sizeof(*e));
+	uint64_t n = 0;
+
+	if (!e || wl_pool_grow(pool, v->map.entries + WL_POOL_RESERVE) < 0) {
+		free(e);
+		return -ENOMEM;
+	}
+	for (struct wl_entry *p = wl_map_find(&v->map, 0); p; p = wl_map_next(p)) {
+		if (p->epoch > v->ordered_upto)
+			e[n++] = p;
+	}
+	qsort(e, n, sizeof(*e), by_number);
+	for (uint64_t i = 0; i < n; i++) {
+		struct wl_entry *q = wl_entry_clone(pool, e[i]);
+
+		list_add_tail(&v->fifo, &q->fifo);
+		v->fifo_bytes += q->type == WL_WRITE ? q->len : 0;
+	}
+	free(e);
+	return 0;
+}
+
+/*
+ * What recovery found was queued in order if the volume had been destaged in order. A volume that is merged from now on works that off first: a
+ * record that was brought forward whole would otherwise come back, after a crash, over a newer one that has left the map.
+ */
+static int set_order(struct wlog_volume *v)
+{
+	int r = 0;
+
+	if (v->config.destage == WLOG_DESTAGE_ORDERED) {
+		r = queue_pieces(v);
+		if (r == 0)
+			v->ordered_upto = UINT64_MAX;
+	} else if (list_empty(&v->fifo)) {
+		v->ordered_upto = 0;
+	} else {
+		v->ordered_upto = min(v->ordered_upto, v->w->sb.vol[v->slot].epoch - 1);
+	}
+	return r;
+}
+
 static int init_layer(struct wlog_volume *v, struct disk *image)
 {
 	struct wlog *w = v->w;
@@ -373,12 +433,9 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 	v->attached = true;
 	v->stop = v->stalled = v->draining = v->cancelled = false;
 	v->flushed_once = false;
-	if (config->destage == WLOG_DESTAGE_MERGED) {
-		while (!list_empty(&v->fifo))
-			wl_pool_put(&w->pool, list_first(&v->fifo, struct wl_entry, fifo));
-		v->fifo_bytes = 0;
-	}
-	r = init_layer(v, image);
+	r = set_order(v);
+	if (r == 0)
+		r = init_layer(v, image);
 	if (r < 0) {
 		v->attached = false;
 		return err_errno(err, r, "volume %s", name);

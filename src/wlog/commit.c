@@ -77,7 +77,7 @@ int wl_apply_desc(struct wlog *w, struct wl_batch *b, const struct wl_desc *d)
 	if (d->off + d->len > align_up(rec->size, 65536))
 		return -EBADMSG;
 	int r = wl_map_insert(&v->map, &w->pool, &t, copy);
-	if (r == 0 && (!v->attached || v->config.destage == WLOG_DESTAGE_ORDERED))
+	if (r == 0 && d->epoch <= v->ordered_upto)
 		r = apply_fifo(w, v, &t, copy);
 	if (r < 0)
 		return r;

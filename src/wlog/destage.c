@@ -220,7 +220,8 @@ static int take_records(struct wlog_volume *v, uint64_t epoch, uint64_t after, u
 			break;
 		if (e->rno <= after && after)
 			continue;
-		if (n++ == ORDERED_RECORDS)
+		/* Pieces of one record stay together. */
+		if (n++ >= ORDERED_RECORDS && e->rno != *ret_last)
 			break;
 		int r = wl_map_insert(&v->round, &v->w->pool, e, false);
 		if (r < 0)
@@ -250,6 +251,25 @@ static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t 
 	return r;
 }
 
+/* One epoch; of a volume that was ordered and is no longer as many as a round takes. */
+static uint64_t last_epoch_of_round(const struct wlog_volume *v)
+{
+	const struct wl_entry *first = list_first(&v->fifo, struct wl_entry, fifo);
+	uint64_t epoch = first->epoch, bytes = 0;
+
+	if (v->config.destage == WLOG_DESTAGE_ORDERED)
+		return epoch;
+	list_for_each(&v->fifo, l) {
+		const struct wl_entry *e = container_of(l, struct wl_entry, fifo);
+
+		if (bytes >= WL_ROUND_MAX && e->epoch != epoch)
+			break;
+		bytes += e->type == WL_WRITE ? e->len : 0;
+		epoch = e->epoch;
+	}
+	return epoch;
+}
+
 /*
  * Nothing of an epoch leaves the map before all of it is in the image, and the floor moves in the same superblock as the tail: a record
  * that was brought forward must not come back after a newer one of its epoch has gone.
@@ -258,7 +278,7 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 {
 	struct wlog *w = v->w;
 	struct wl_volrec *rec = &w->sb.vol[v->slot];
-	uint64_t epoch = list_first(&v->fifo, struct wl_entry, fifo)->epoch, since = rt_wall_ns(), last = 0, bytes = 0;
+	uint64_t epoch = last_epoch_of_round(v), since = rt_wall_ns(), last = 0, bytes = 0;
 
 	/* Closed, and every record of it applied: none may come behind the floor. */
 	if (rec->epoch == epoch)
@@ -282,7 +302,13 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 	}
 	rec->floor_epoch = epoch + 1;
 	retired(v, bytes, since);
-	return co_wl_checkpoint(w);
+	r = co_wl_checkpoint(w);
+	/* Nothing that was brought forward whole can come back from here on. */
+	if (r == 0 && v->config.destage == WLOG_DESTAGE_MERGED && list_empty(&v->fifo)) {
+		v->ordered_upto = 0;
+		w->sb_dirty = true;
+	}
+	return r;
 }
 
 /* True if a round is due; else *ret_at is when the oldest data will have rested long enough (UINT64_MAX: nothing is dirty). */
@@ -345,7 +371,7 @@ co_fn void co_wl_destager(void *arg)
 		int r = co_begin(v);
 
 		if (r == 0)
-			r = v->config.destage == WLOG_DESTAGE_ORDERED ? co_round_ordered(v) : co_round_merged(v);
+			r = !list_empty(&v->fifo) ? co_round_ordered(v) : v->map.entries ? co_round_merged(v) : 0;
 		if (r < 0 && r != -ECANCELED) {
 			uint64_t again = rt_now_ns() + WL_RETRY_NS;
 

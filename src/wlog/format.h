@@ -79,6 +79,7 @@ enum {				/* byte offsets in a volume's entry */
 
 #define WL_VOL_FLAG_DESTAGING 1u /* weir may be writing to the image: its stamp moves */
 #define WL_VOL_FLAG_ATTACHED 2u	/* was attached when this was written */
+#define WL_VOL_FLAG_ORDERED 4u	/* its records are to be destaged in order, and are brought forward whole */
 
 struct wl_volrec {
 	struct uuid uuid;

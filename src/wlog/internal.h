@@ -63,7 +63,13 @@ struct wlog_volume {
 	bool attached;		/* else only known from the superblock and the log */
 	struct wlog_volume_config config;
 	struct wl_map map, fresh;
-	struct list fifo;	/* ordered destage: durable records in order, wl_entry.fifo */
+	/*
+	 * Ordered destage: durable records in order, wl_entry.fifo; of epochs up to `ordered_upto` only: all of them, none (0), or, of a volume that
+	 * was ordered and is merged from now on, those before that. They are brought forward whole, other records piece by piece, so that one that
+	 * was must not leave the map in parts.
+	 */
+	struct list fifo;
+	uint64_t ordered_upto;
 	uint64_t fifo_bytes;
 	struct wl_map round;	/* ordered destage: what the round in progress writes; its pieces move with their records */
 	uint64_t last_seq;	/* batch of the last record appended */
@@ -224,3 +230,4 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot);
 /* Advances the generation in the log and on the image. */
 co_fn int co_wl_remark(struct wlog_volume *v, struct err *err);
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec);
+uint32_t wl_volume_flags(const struct wlog_volume *v);

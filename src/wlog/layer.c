@@ -189,7 +189,7 @@ static co_fn void co_layer_close(struct disk *d)
 	bool clean = v->map.entries == 0 && v->fresh.entries == 0 && !w->failed;
 
 	v->attached = false;
-	w->sb.vol[v->slot].flags = v->destaging ? WL_VOL_FLAG_DESTAGING : 0;
+	w->sb.vol[v->slot].flags = wl_volume_flags(v);
 	int r = w->failed ? w->failed : co_wl_checkpoint(w);
 	if (r == 0 && clean && !v->config.no_mark)
 		co_disk_mark_set(image, "", NULL);

@@ -10,6 +10,13 @@
 #include "util/bytes.h"
 #include "wlog/format.h"
 
+#define CHUNK 16384u
+
+struct wl_chunk {
+	struct wl_chunk *next;
+	struct wl_entry entry[CHUNK];
+};
+
 int wl_pool_init(struct wl_pool *p, uint64_t cap)
 {
 	/* Reserved, and touched entry by entry as the log fills. */
@@ -24,9 +31,33 @@ int wl_pool_init(struct wl_pool *p, uint64_t cap)
 
 void wl_pool_fini(struct wl_pool *p)
 {
+	while (p->chunks) {
+		struct wl_chunk *c = p->chunks;
+
+		p->chunks = c->next;
+		munmap(c, sizeof(*c));
+	}
 	if (p->base)
 		munmap(p->base, p->cap * sizeof(struct wl_entry));
 	*p = (struct wl_pool){ 0 };
+}
+
+int wl_pool_grow(struct wl_pool *p, uint64_t n)
+{
+	while (wl_pool_left(p) < n) {
+		struct wl_chunk *c = mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (c == MAP_FAILED)
+			return -ENOMEM;
+		c->next = p->chunks;
+		p->chunks = c;
+		for (unsigned i = 0; i < CHUNK; i++) {
+			c->entry[i].node.right = p->free ? &p->free->node : NULL;
+			p->free = &c->entry[i];
+		}
+		p->extra += CHUNK;
+	}
+	return 0;
 }
 
 struct wl_entry *wl_pool_get(struct wl_pool *p)
@@ -255,7 +286,7 @@ int wl_map_insert(struct wl_map *m, struct wl_pool *p, const struct wl_entry *t,
 {
 	uint64_t end = t->off + t->len;
 
-	if (wl_pool_free(p) < 2)
+	if (wl_pool_left(p) < 2)
 		return -ENOSPC;
 	if (insert_into_gap(m, p, t) == 0)
 		return 0;

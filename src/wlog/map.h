@@ -53,16 +53,25 @@ struct wl_map {
 struct wl_pool {
 	struct wl_entry *base;
 	struct wl_entry *free;	/* linked through node.right */
-	uint64_t cap, used, fresh; /* fresh: entries never used yet, so their memory is untouched */
+	struct wl_chunk *chunks; /* what wl_pool_grow() added */
+	uint64_t cap, extra, used, fresh; /* fresh: entries of `base` never used yet, so their memory is untouched */
 };
 
 int wl_pool_init(struct wl_pool *p, uint64_t cap);
 void wl_pool_fini(struct wl_pool *p);
 struct wl_entry *wl_pool_get(struct wl_pool *p);	/* NULL when empty */
 void wl_pool_put(struct wl_pool *p, struct wl_entry *e);
+/* Sees to it that `n` entries can be had, beyond `cap` if need be: for recovery, which must take in whatever the log holds. -ENOMEM. */
+int wl_pool_grow(struct wl_pool *p, uint64_t n);
+/* Entries that can be had. */
+static inline uint64_t wl_pool_left(const struct wl_pool *p)
+{
+	return p->cap + p->extra - p->used;
+}
+/* Entries below the cap. */
 static inline uint64_t wl_pool_free(const struct wl_pool *p)
 {
-	return p->cap - p->used;
+	return p->used < p->cap ? p->cap - p->used : 0;
 }
 
 void wl_map_init(struct wl_map *m);

@@ -162,6 +162,10 @@ static int take(struct scan *s, uint64_t pos, const struct wl_bhead *h, const ui
 
 		wl_desc_decode(desc + i * WL_D_SIZE, &d);
 		int r = wl_apply_desc(w, b, &d);
+
+		/* The log may hold more than was live at once: what is in the image, but lies behind the tail. */
+		while (r == -ENOSPC && (r = wl_pool_grow(&w->pool, wl_pool_left(&w->pool) + WL_POOL_RESERVE)) == 0)
+			r = wl_apply_desc(w, b, &d);
 		if (r < 0)
 			return r;
 	}
@@ -567,6 +571,9 @@ co_fn int co_wl_recover(struct wlog *w, struct err *err)
 	}
 	s.gave_up = gave_up;
 	w->next_seq = s.seq;
+	r = wl_pool_grow(&w->pool, WL_POOL_RESERVE);
+	if (r < 0)
+		goto out;
 	lower_floors(w);
 	w->last_nonce = s.prev;
 	w->head_pos = s.pos;

@@ -212,10 +212,8 @@ static unsigned collect_victims(struct wlog *w, struct victim *out)
 
 			if (!v)
 				continue;
-			bool ordered = !v->attached || v->config.destage == WLOG_DESTAGE_ORDERED;
-
-			/* Ordered volumes are copied by whole records of their queue, which takes the map's pieces along. */
-			if (ordered && e->map)
+			/* What is destaged in order is copied by whole records of the queue, which takes the map's pieces along. */
+			if (e->map && (e->map != &v->map || e->epoch <= v->ordered_upto))
 				continue;
 			if (n == VICTIMS)
 				return n;

@@ -244,8 +244,13 @@ static co_fn int co_read_supers(struct disk *const *dev, int ndev, struct wl_sup
 static int make_volumes(struct wlog *w)
 {
 	for (unsigned i = 0; i < w->sb.nvols; i++) {
-		if (!uuid_is_null(&w->sb.vol[i].uuid) && !wl_volume_new(w, i))
+		if (uuid_is_null(&w->sb.vol[i].uuid))
+			continue;
+		struct wlog_volume *v = wl_volume_new(w, i);
+
+		if (!v)
 			return -ENOMEM;
+		v->ordered_upto = w->sb.vol[i].flags & WL_VOL_FLAG_ORDERED ? UINT64_MAX : 0;
 	}
 	return 0;
 }

@@ -226,6 +226,63 @@ static void rot_of_the_last_batch_on_both_sides_does_not_keep_the_log_shut(void)
 	env_run(&c, co_rot_of_both);
 }
 
+/* --- What normal running could hold, recovery can --- */
+
+static co_fn void co_many_small(struct env *e, const struct wlog_volume_config *vc)
+{
+	uint8_t data[512];
+	uint64_t n = 0, blocks = e->c.image_size / 1024;
+	struct env c;
+
+	co_env_start(e, 1, vc);
+	/* As many records that do not touch as the log takes without destaging: until the throttle begins to bite hard. */
+	for (; n < blocks && wl_fill_permille(container_of(e->vol[0], struct wlog_volume, disk)) < 900 &&
+	       wl_pool_free(&e->w->pool) > WL_POOL_RESERVE + 512; n++) {
+		memset(data, (int)(1 + n % 255), sizeof(data));
+		CHECK_EQ(co_disk_write(e->vol[0], n * 1024, data, sizeof(data), 0), 0);
+		if (n % 64 == 63)
+			co_flush(e, 0);
+	}
+	co_flush(e, 0);
+	CHECK(n > 3000);
+	env_fork(e, &c, 1);
+	co_env_open(&c);
+	co_env_attach(&c, 0, vc);
+	for (uint64_t i = 0; i < n; i += 97) {
+		CHECK_EQ(co_disk_read(c.vol[0], i * 1024, data, 512, 0), 0);
+		CHECK(data[0] == 1 + i % 255 && data[511] == data[0]);
+	}
+	co_put(&c, 0, e->c.image_size / ENV_BLOCK - 1, 1, 9);
+	CHECK_EQ(co_wlog_drain(c.w, NULL, NULL, NULL), 0);
+	EXPECT_BLOCKS(&c, 0, e->c.image_size / ENV_BLOCK - 1, 1, 9);
+	CHECK_EQ(co_env_close(&c), 0);
+	env_fini(&c);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static co_fn void co_many_small_merged(struct env *e)
+{
+	co_many_small(e, NULL);
+}
+
+static co_fn void co_many_small_ordered(struct env *e)
+{
+	const struct wlog_volume_config vc = { .destage = WLOG_DESTAGE_ORDERED };
+
+	co_many_small(e, &vc);
+}
+
+static void a_log_full_of_small_records_can_be_opened_again(void)
+{
+	struct env_config c = quiet;
+
+	c.segment = 1 << 20;
+	c.log_size = WL_FIRST_SEGMENT + (32 << 20);
+	c.image_size = 64 << 20;
+	env_run(&c, co_many_small_merged);
+	env_run(&c, co_many_small_ordered);
+}
+
 int main(int argc, char **argv)
 {
 	log_set_level(LOG_NONE);
@@ -234,5 +291,6 @@ int main(int argc, char **argv)
 	RUN(after_damage_was_given_up_new_writes_survive_a_crash);
 	RUN(a_sector_that_one_side_cannot_read_is_read_from_the_other_at_open);
 	RUN(rot_of_the_last_batch_on_both_sides_does_not_keep_the_log_shut);
+	RUN(a_log_full_of_small_records_can_be_opened_again);
 	return 0;
 }
