@@ -264,12 +264,15 @@ int nbd_server_check_address(const char *addr, struct err *err)
 	char text[ADDRESS_MAX + 1];
 	const char *host, *port;
 
-	if (!strncmp(addr, "unix:", 5) && addr[5])
-		return 0;
-	snprintf(text, sizeof(text), "%s", addr);
-	if (!strncmp(addr, "unix:", 5) || strlen(addr) > ADDRESS_MAX || split_address(text, &host, &port) < 0)
-		return err_set(err, -EINVAL, "'%.100s' is no address; write unix:PATH, HOST:PORT, [IPV6]:PORT or PORT", addr);
-	return 0;
+	if (!strncmp(addr, "unix:", 5)) {
+		if (addr[5])
+			return 0;
+	} else if (strlen(addr) <= ADDRESS_MAX) {
+		strcpy(text, addr);
+		if (!split_address(text, &host, &port))
+			return 0;
+	}
+	return err_set(err, -EINVAL, "'%.100s' is no address; write unix:PATH, HOST:PORT, [IPV6]:PORT or PORT", addr);
 }
 
 static co_fn int co_listen_tcp(struct nbd_server *s, const char *addr, struct err *err)
