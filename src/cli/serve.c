@@ -45,8 +45,8 @@ int cli_serve(int argc, char **argv)
 	for (int i = 0; i < nbd.n; i++)
 		if (nbd_server_check_address(nbd.v[i], &err) < 0)
 			cli_usage("serve", "--nbd: %s", err.msg);
-	if (!logs.n && (c.drain || c.graph.volume.discard_log || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
-		cli_usage("serve", "--drain, --discard-log, --force-replay, --quota and --memory concern a log: give --log DEVICE");
+	if (!logs.n && (c.drain || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
+		cli_usage("serve", "--drain, --force-replay, --quota and --memory concern a log: give --log DEVICE");
 	while (disks[c.graph.ndisks])
 		c.graph.ndisks++;
 	c.graph.disks = (const char *const *)disks;

@@ -121,12 +121,16 @@ static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, u
 		if (ret < 0)
 			goto fail;
 	}
-	if (g->log) {
+	/* An image whose newest data is in a log is never served without it. */
+	if (!g->log) {
+		ret = co_wlog_check_unlogged(disk, c->volume.discard_log, err);
+	} else {
 		ret = co_wlog_attach(g->log, name, disk, &c->volume, &top, err);
-		if (ret < 0)
-			goto fail;
-		disk = top;
+		if (!ret)
+			disk = top;
 	}
+	if (ret < 0)
+		goto fail;
 	ret = volume_create(name, disk, &g->volumes[g->n], err);
 	if (ret < 0)
 		goto fail;

@@ -83,7 +83,6 @@ with tempfile.TemporaryDirectory(prefix="weir-errors-") as top:
     case(2, ["--memory"], "disk.raw", *NBD, "--log", "x", "--memory", "-1")
     case(2, ["--poll-us"], "disk.raw", *NBD, "--poll-us", "often")
     case(2, ["--log"], "disk.raw", *NBD, "--drain")
-    case(2, ["--log"], "disk.raw", *NBD, "--discard-log")
     case(2, ["--log"], "disk.raw", *NBD, "--force-replay")
 
     # Disks.

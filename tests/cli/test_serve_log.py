@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""`weir serve` with a write log: several disks on one log, kills, hanging images, draining, and who may open what.
+
+usage: test_serve_log.py WEIR
+"""
+import inspect
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+WEIR = os.path.abspath(sys.argv[1])
+TIMEOUT = 30
+BLOCK = 4096
+failures = 0
+
+
+def check(cond, what):
+    if not cond:
+        raise AssertionError(what)
+
+
+def weir(*args):
+    return subprocess.run([WEIR, *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
+
+
+class Bed:
+    """A folder with images and a log, as the current folder."""
+
+    def __init__(self, images=("a.raw",), logs=("log",)):
+        self.dir = tempfile.mkdtemp(prefix="weir-log-")
+        os.chdir(self.dir)
+        for name in images:
+            with open(name, "wb") as f:
+                f.truncate(16 << 20)
+        for name in logs:
+            with open(name, "wb") as f:
+                f.truncate(64 << 20)
+        p = weir("log", "create", *logs)
+        check(p.returncode == 0, p.stderr)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        os.chdir("/")
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Serve:
+    def __init__(self, *args, logs=("log",)):
+        argv = [WEIR, "serve", "--nbd", "unix:nbd", "--control", "control"]
+        for name in logs:
+            argv += ["--log", name]
+        with open("out", "w") as f:
+            self.proc = subprocess.Popen(argv + list(args), stdin=subprocess.DEVNULL, stdout=f, stderr=f)
+        end = time.monotonic() + TIMEOUT
+        while "weir: ready\n" not in self.text():
+            check(self.proc.poll() is None and time.monotonic() < end, "the server starts: " + self.text())
+            time.sleep(0.01)
+
+    def text(self):
+        with open("out") as f:
+            return f.read()
+
+    def kill(self):
+        self.proc.kill()
+        self.proc.wait()
+
+    def end(self, sig=signal.SIGTERM):
+        self.proc.send_signal(sig)
+        return self.proc.wait(TIMEOUT)
+
+    def wait_for(self, text):
+        end = time.monotonic() + TIMEOUT
+        while text not in self.text():
+            check(time.monotonic() < end, "%r in %s" % (text, self.text()))
+            time.sleep(0.01)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, tb):
+        if kind:
+            print(self.text())
+        if self.proc.poll() is None:
+            self.kill()
+
+
+class Client:
+    def __init__(self, name=b""):
+        self.s = socket.socket(socket.AF_UNIX)
+        self.s.connect("nbd")
+        self.s.settimeout(TIMEOUT)
+        self.s.recv(18, socket.MSG_WAITALL)
+        self.s.sendall(struct.pack(">IQII", 3, 0x49484156454F5054, 1, len(name)) + name)
+        self.s.recv(10, socket.MSG_WAITALL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.s.close()
+
+    def do(self, cmd, off=0, data=b"", length=None):
+        n = len(data) if length is None else length
+        self.s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, cmd, 1, off, n) + data)
+        reply = self.s.recv(16, socket.MSG_WAITALL)
+        check(len(reply) == 16 and struct.unpack(">II", reply[:8])[1] == 0, "request %d: %r" % (cmd, reply))
+
+    def write(self, block, byte, blocks=1):
+        self.do(1, block * BLOCK, bytes([byte]) * (BLOCK * blocks))
+
+    def read(self, block):
+        self.do(0, block * BLOCK, length=BLOCK)
+        return self.s.recv(BLOCK, socket.MSG_WAITALL)
+
+    def flush(self):
+        self.do(3)
+
+
+def ask(command, **kw):
+    """The lines of one answer."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect("control")
+        s.settimeout(TIMEOUT)
+        s.sendall(json.dumps(dict(command=command, **kw)).encode() + b"\n")
+        lines = []
+        with s.makefile() as f:
+            while not lines or "ok" not in lines[-1]:
+                lines.append(json.loads(f.readline()))
+        return lines
+
+
+def block(byte):
+    return bytes([byte]) * BLOCK
+
+
+def image_block(name, n):
+    with open(name, "rb") as f:
+        f.seek(n * BLOCK)
+        return f.read(BLOCK)
+
+
+SLOW = "delay:write=1h,flush=1h:"
+
+
+def disks_of_one_process_share_a_log_and_keep_their_data_apart():
+    with Bed(("a.raw", "b.raw", "c.raw")):
+        disks = [SLOW + d for d in ("a.raw", "b.raw", "c.raw")]
+        with Serve(*disks) as s:
+            for i, name in enumerate((b"a.raw", b"b.raw", b"c.raw")):
+                with Client(name) as c:
+                    c.write(3, i + 1)
+                    c.flush()
+            check(len(ask("status")[0]["result"]["log"]["volumes"]) == 3, "three volumes")
+            s.kill()
+        with Serve(*disks):
+            for i, name in enumerate((b"a.raw", b"b.raw", b"c.raw")):
+                with Client(name) as c:
+                    check(c.read(3) == block(i + 1), "%r after SIGKILL" % name)
+
+
+def dirty_data_follows_the_image_and_not_the_name():
+    with Bed(("a.raw", "b.raw")):
+        with Serve(SLOW + "a.raw", SLOW + "b.raw", "--name", "x", "--name", "y") as s:
+            for i, name in enumerate((b"x", b"y")):
+                with Client(name) as c:
+                    c.write(0, i + 1)
+                    c.flush()
+            s.kill()
+        with Serve("a.raw", "b.raw", "--name", "y", "--name", "x"):
+            for name, want in ((b"y", 1), (b"x", 2)):
+                with Client(name) as c:
+                    check(c.read(0) == block(want), "%r has the data of its image" % name)
+
+
+def a_hanging_image_leaves_what_was_written_safe_in_the_log():
+    with Bed():
+        with Serve("delay:read=1h,write=1h,flush=1h:a.raw") as s:
+            with Client() as c:
+                c.write(1, 7)
+                c.write(2, 8)
+            with Client() as c:
+                c.s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 1 << 20, BLOCK))
+                time.sleep(0.1)
+                check(ask("status")[0]["ok"], "status while a read hangs")
+                check(s.end() == 0, "exit status: " + s.text())
+            check("hangs" in s.text(), s.text())
+        with Serve("a.raw"), Client() as c:
+            check(c.read(1) == block(7) and c.read(2) == block(8), "written before the end, never flushed")
+
+
+def an_image_whose_log_is_dirty_is_not_served_without_it():
+    with Bed():
+        with Serve(SLOW + "a.raw") as s:
+            with Client() as c:
+                c.write(1, 7)
+                c.flush()
+            s.kill()
+        p = weir("serve", "--nbd", "unix:nbd", "a.raw")
+        check(p.returncode == 1 and "log" in p.stderr and "--discard-log" in p.stderr, p.stderr)
+        p = weir("serve", "--nbd", "unix:nbd", "--read-only", "a.raw")
+        check(p.returncode == 1, "read-only as well")
+        with Serve("a.raw", "--discard-log", logs=()) as s, Client() as c:
+            check(c.read(1) == bytes(BLOCK), "the data was given up")
+
+
+def drain_at_the_end_completes_the_image():
+    with Bed():
+        with Serve("a.raw", "--drain") as s:
+            with Client() as c:
+                for i in range(100):
+                    c.write(i, i + 1)
+            check(s.end() == 0, "exit status")
+            check("drained" in s.text(), s.text())
+        for i in range(100):
+            check(image_block("a.raw", i) == block(i + 1), "block %d" % i)
+        with Serve("a.raw", logs=()):
+            pass
+
+
+def a_second_signal_cuts_a_drain_short_without_loss():
+    with Bed():
+        with Serve("delay:write=1h:a.raw", "--drain") as s:
+            with Client() as c:
+                c.write(1, 9)
+            s.proc.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            check(s.proc.poll() is None, "the drain goes on")
+            check(ask("status")[0]["result"]["state"] == "draining", "state")
+            check(s.end() == 0, "exit status")
+        with Serve("a.raw"), Client() as c:
+            check(c.read(1) == block(9), "what was not drained")
+
+
+def the_drain_command_tells_its_progress_and_its_end():
+    with Bed():
+        with Serve("delay:write=20ms,parallel=1:a.raw") as s:
+            with Client() as c:
+                for i in range(100):
+                    c.write(7 * i, 1)
+                c.flush()
+            lines = ask("drain")
+            check(lines[-1]["ok"], lines)
+            check(all("progress" in x for x in lines[:-1]), lines)
+            check(ask("status")[0]["result"]["log"]["volumes"][0]["dirty_bytes"] == 0, "nothing is dirty")
+            check(ask("drain", volume="a.raw")[-1]["ok"], "one volume")
+            check("'nope'" in ask("drain", volume="nope")[-1]["error"], "an unknown volume")
+        check(image_block("a.raw", 0) == block(1), "the image")
+
+
+def closing_the_connection_cancels_a_drain():
+    with Bed():
+        with Serve("delay:write=200ms,parallel=1:a.raw") as s:
+            with Client() as c:
+                for i in range(100):
+                    c.write(7 * i, 1)
+                c.flush()
+            with socket.socket(socket.AF_UNIX) as k:
+                k.connect("control")
+                k.sendall(b'{"command": "drain"}\n')
+                time.sleep(0.2)
+            end = time.monotonic() + TIMEOUT
+            while any(t["name"] == "drain" for t in ask("tasks")[0]["result"]["tasks"]):
+                check(time.monotonic() < end, "the drain ends")
+                time.sleep(0.1)
+            check(ask("status")[0]["ok"], "status")
+
+
+def two_logs_mirror_each_other():
+    with Bed(logs=("log", "mirror")):
+        with Serve(SLOW + "a.raw", logs=("log", "mirror")) as s:
+            check(len(ask("status")[0]["result"]["log"]["devices"]) == 2, "two devices")
+            with Client() as c:
+                c.write(1, 7)
+                c.flush()
+            s.kill()
+        with Serve("a.raw", logs=("log", "mirror")), Client() as c:
+            check(c.read(1) == block(7), "after SIGKILL")
+
+
+def every_log_and_sync_mode_keeps_what_a_flush_covered():
+    for opts in (("--logmode", "write"), ("--destage", "ordered"), ("--sync", "always"), ("--logmode", "write", "--destage", "ordered"),
+                 ("--quota", "8M", "--memory", "8M")):
+        with Bed():
+            with Serve(SLOW + "a.raw", *opts) as s:
+                with Client() as c:
+                    c.write(5, 3)
+                    c.flush()
+                    c.write(6, 4)
+                s.kill()
+            with Serve("a.raw", *opts), Client() as c:
+                check(c.read(5) == block(3), "%r: flushed" % (opts,))
+                if "write" in opts or "always" in opts:
+                    check(c.read(6) == block(4), "%r: acknowledged" % (opts,))
+
+
+if "\"log\"" in weir("log").stderr and "no" in weir("log").stderr:
+    print("skipped: this build has no `weir log`")
+    sys.exit(77)
+for name, test in list(globals().items()):
+    if inspect.isfunction(test) and not inspect.signature(test).parameters and test.__module__ == "__main__":
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        print(name, flush=True)
+        try:
+            test()
+        except Exception as e:
+            failures += 1
+            print("FAILED: %s: %r" % (name, e))
+sys.exit(1 if failures else 0)
