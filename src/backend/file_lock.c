@@ -16,6 +16,9 @@
  *
  * Several readers share an image, a writer shares with nobody. QEMU's own writers let others read; but what a write log has not yet
  * brought into the image is missing there, so that a copy of it would be wrong without a word. Who must read it all the same tells QEMU file.locking=off.
+ *
+ * A process that was killed lets go of its locks a little after it is gone: the kernel takes its io_uring apart behind its back. So a lock
+ * that no process holds is waited for, up to LINGER_MS.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -36,6 +39,8 @@
 
 enum perm { PERM_READ = 1 << 0, PERM_WRITE = 1 << 1, PERM_WRITE_UNCHANGED = 1 << 2, PERM_RESIZE = 1 << 3 };
 #define PERMS 4
+#define LINGER_MS 2000u
+#define LINGER_STEP_MS 10u
 #define PERM_ALL (PERM_READ | PERM_WRITE | PERM_WRITE_UNCHANGED | PERM_RESIZE)
 
 static int lock_byte(int fd, int cmd, short type, off_t byte, bool *ret_free)
@@ -138,10 +143,14 @@ static bool process_locks(const char *pid, const struct stat *st, off_t byte, in
 	return found;
 }
 
-/* "qemu-img (process 4711)", or "another process" where /proc does not tell (another user's, another host's). */
-static void find_holder(int fd, off_t byte, char *buf, size_t size)
+/*
+ * "qemu-img (process 4711)"; or false, and "another process", where /proc does not tell (another user's, another host's, one that
+ * is just ending).
+ */
+static bool find_holder(int fd, off_t byte, char *buf, size_t size)
 {
 	DIR *dir = opendir("/proc");
+	bool found = false;
 	struct dirent *e;
 	struct stat st;
 
@@ -152,6 +161,7 @@ static void find_holder(int fd, off_t byte, char *buf, size_t size)
 
 		if (!isdigit((unsigned char)e->d_name[0]) || !process_locks(e->d_name, &st, byte, fd))
 			continue;
+		found = true;
 		if (atoi(e->d_name) == getpid()) {
 			snprintf(buf, size, "this process (it was given twice)");
 			break;
@@ -167,6 +177,7 @@ static void find_holder(int fd, off_t byte, char *buf, size_t size)
 	}
 	if (dir)
 		closedir(dir);
+	return found;
 }
 
 static int busy(int fd, const char *path, off_t byte, unsigned open_flags, struct err *err)
@@ -184,33 +195,42 @@ static int busy(int fd, const char *path, off_t byte, unsigned open_flags, struc
 		       open_flags & DISK_OPEN_RDWR ? "" : ", or read all the same with locking=off");
 }
 
+static int try_lock(int fd, unsigned use, unsigned unshare, off_t *ret_byte)
+{
+	int rc = take_bytes(fd, use, BYTE_USED, ret_byte);
+
+	if (!rc)
+		rc = take_bytes(fd, unshare, BYTE_UNSHARED, ret_byte);
+	if (!rc)
+		rc = look_at_bytes(fd, use, BYTE_UNSHARED, ret_byte);
+	if (!rc)
+		rc = look_at_bytes(fd, unshare, BYTE_USED, ret_byte);
+	return rc == -EAGAIN || rc == -EACCES ? -EBUSY : rc;
+}
+
 int file_lock(int fd, const char *path, unsigned open_flags, enum file_locking mode, bool *ret_locked, struct err *err)
 {
 	bool rdwr = open_flags & (DISK_OPEN_RDWR | DISK_OPEN_LOG);
 	unsigned use = rdwr ? PERM_READ | PERM_WRITE | PERM_RESIZE : PERM_READ;
 	unsigned unshare = rdwr ? PERM_ALL : PERM_WRITE | PERM_RESIZE;
+	char holder[96];
 	off_t byte = 0;
 	int rc;
 
 	*ret_locked = false;
 	if (mode == FILE_LOCKING_OFF || (open_flags & DISK_OPEN_NOLOCK))
 		return 0;
-	rc = take_bytes(fd, use, BYTE_USED, &byte);
-	if (!rc)
-		rc = take_bytes(fd, unshare, BYTE_UNSHARED, &byte);
-	if (!rc)
-		rc = look_at_bytes(fd, use, BYTE_UNSHARED, &byte);
-	if (!rc)
-		rc = look_at_bytes(fd, unshare, BYTE_USED, &byte);
-	switch (rc) {
-	case 0:
+	rc = try_lock(fd, use, unshare, &byte);
+	for (unsigned ms = 0; rc == -EBUSY && ms < LINGER_MS && !find_holder(fd, byte, holder, sizeof(holder)); ms += LINGER_STEP_MS) {
+		usleep(LINGER_STEP_MS * 1000);
+		rc = try_lock(fd, use, unshare, &byte);
+	}
+	if (!rc) {
 		*ret_locked = true;
 		return 0;
-	case -EBUSY:
-	case -EAGAIN:
-	case -EACCES:
-		return busy(fd, path, byte, open_flags, err);
 	}
+	if (rc == -EBUSY)
+		return busy(fd, path, byte, open_flags, err);
 	if (mode == FILE_LOCKING_AUTO)
 		return 0;
 	return err_errno(err, rc, "%s: locking=on, but its file system has no such locks; use locking=auto, and see to it that nobody else opens it", path);
