@@ -201,8 +201,8 @@ static co_fn int co_sync(struct file_disk *f)
 	} else if (f->flushed_gen < target) {
 		gen = f->write_gen;
 		rc = f->aio == FILE_AIO_THREADS ? co_offload(sync_blocking, f) : co_io_fsync(f->fd, true);
-		if (rc == -EOPNOTSUPP || rc == -EINVAL || rc == -EROFS)
-			rc = 0;	/* nothing here is volatile */
+		if (rc == -EOPNOTSUPP)
+			rc = 0;	/* nothing here is volatile. Not so EROFS: a file system that gave up after an error says that */
 		if (rc)
 			rc = disk_fail(&f->d, rc, "flush");
 		else

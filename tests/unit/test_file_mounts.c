@@ -407,6 +407,47 @@ static co_fn void co_a_mount_without_barriers_is_noticed(void)
 	close(fd);
 }
 
+/* What an I/O error in its journal does to a file system: here by its own ioctl. */
+#define FS_IOC_SHUTDOWN _IOR('X', 125, uint32_t)
+
+static co_fn void co_a_flush_to_a_file_system_that_gave_up_fails(void)
+{
+	static const char *const modes[] = { "cache=none", "cache=none,aio=threads", "cache=writeback", "cache=writethrough", "cache=directsync" };
+	uint32_t how = 2;	/* without flushing the journal */
+	char text[500], dev[64];
+	struct disk *d;
+	int fd, fs;
+
+	for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
+		make_file(in("fs.img", ""), 0);
+		make_file(in("fs.img", ""), 16 * MIB);
+		snprintf(text, sizeof(text), "mkfs.ext4 -q -F %s 2>/dev/null", in("fs.img", ""));
+		if (system(text)) {
+			printf("left out: mkfs.ext4 is not installed\n");
+			return;
+		}
+		fd = loop_attach(in("fs.img", ""), 512, dev, sizeof(dev));
+		CHECK(fd >= 0);
+		fs = open(mount_new("fs", "ext4", dev, NULL), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		make_file(in("fs", "/disk"), MIB);
+		snprintf(text, sizeof(text), "%s,%s", in("fs", "/disk"), modes[i]);
+		d = co_open(text, DISK_OPEN_RDWR);
+		CHECK_EQ(co_disk_write(d, 0, buf, 65536, 0), 0);
+		CHECK_EQ(ioctl(fs, FS_IOC_SHUTDOWN, &how), 0);
+		/* Where all was stable before, a flush has nothing to do; a write has. */
+		if (i >= 3)
+			CHECK(co_disk_write(d, 4096, buf, 4096, 0) < 0);
+		else
+			CHECK_EQ(co_disk_flush(d), -EIO);
+		CHECK_EQ(co_disk_flush(d), -EIO);
+		CHECK(d->failed);
+		co_disk_close(d);
+		close(fs);
+		CHECK_EQ(umount(in("fs", "")), 0);
+		close(fd);
+	}
+}
+
 /* --- A file system that can little: ramfs has no O_DIRECT, no attributes, no holes --- */
 
 static co_fn void co_a_file_system_without_o_direct_is_cached(void)
@@ -529,6 +570,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_mount_without_barriers_is_noticed);
 	RUN(co_a_failed_flush_is_never_followed_by_a_good_one);
 	RUN(co_an_error_of_write_back_is_not_forgotten_whoever_meets_it);
+	RUN(co_a_flush_to_a_file_system_that_gave_up_fails);
 	RUN(co_a_file_system_without_o_direct_is_cached);
 	RUN(co_what_cannot_be_written_says_why);
 	RUN(co_a_device_tells_its_sectors_and_keeps_a_mark_on_this_host);
