@@ -88,6 +88,7 @@ int wl_apply_desc(struct wlog *w, struct wl_batch *b, const struct wl_desc *d)
 	if (d->epoch >= rec->epoch)
 		rec->epoch = d->epoch;
 	v->records += !copy;
+	v->applied_rno = max(v->applied_rno, d->rno);
 	return 0;
 }
 

@@ -7,7 +7,8 @@
  * repeated after a while: the data is safe in the log meanwhile.
  *
  * merged   The map itself, in order of offset, from where the last round ended (an elevator). A piece that was overwritten since the
- *          round began has a higher batch number than `cap_seq` and stays.
+ *          round began has a higher record number than `cap_rno` and stays. (Not the batch number: what the cleaner brings forward
+ *          gets a new batch and keeps its record, and the two would otherwise work against each other for ever.)
  * ordered  The oldest epoch in the queue, merged within itself. The floor that recovery starts from is made durable before the next
  *          epoch begins, so that no epoch is ever written again after a newer one.
  *
@@ -188,7 +189,7 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 
 static co_fn int co_round_merged(struct wlog_volume *v)
 {
-	uint64_t cap_seq = v->w->applied_seq, since = rt_wall_ns(), start, end;
+	uint64_t cap_rno = v->applied_rno, since = rt_wall_ns(), start, end;
 	struct wl_entry *first = wl_map_find(&v->map, v->cursor);
 
 	if (!first)
@@ -201,7 +202,7 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 	if (r < 0)
 		return r;
 	v->cursor = end;
-	uint64_t bytes = wl_map_remove(&v->map, &v->w->pool, start, end - start, cap_seq, UINT64_MAX);
+	uint64_t bytes = wl_map_remove(&v->map, &v->w->pool, start, end - start, UINT64_MAX, cap_rno);
 
 	retired(v, bytes, since);
 	return 0;

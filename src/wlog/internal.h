@@ -72,6 +72,7 @@ struct wlog_volume {
 	uint64_t ordered_upto;
 	uint64_t fifo_bytes;
 	struct wl_map round;	/* ordered destage: what the round in progress writes; its pieces move with their records */
+	uint64_t applied_rno;	/* highest record number that was ever in the map */
 	uint64_t last_seq;	/* batch of the last record appended */
 	uint64_t fresh_bytes;	/* appended and not applied */
 	bool flushed_once;
