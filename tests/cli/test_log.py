@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """`weir log` does what its page says, and bad input gets one precise line, a status that is not 0, and changes nothing.
 
