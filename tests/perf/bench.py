@@ -1,0 +1,302 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""
+Speed against the peers: weir with and without its log, qemu-storage-daemon and nbdkit over NBD on the same file, and the file itself.
+
+usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
+
+Everything is interleaved: a round runs each cell once, and the table shows medians over the rounds with the smallest and the largest value. Before each
+cell the machine must have been quiet for a second (bounded wait; the share of cells that started on a busy machine is printed). All sides give the same durability:
+qemu-storage-daemon runs with cache.direct=on, nbdkit's file plugin answers a flush with fdatasync, and the raw file is written with O_DIRECT and RWF_DSYNC.
+The raw file and qemu-storage-daemon write 8192 bytes where the others write 8000: they take whole sectors only. The client is fio's nbd engine: its cost, and that of two socket crossings, is part of every NBD row.
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+TICK = os.sysconf("SC_CLK_TCK")
+GiB = 1 << 30
+
+
+def cpu_idle():
+    with open("/proc/stat") as f:
+        v = list(map(int, f.readline().split()[1:]))
+    return v[3] + v[4], sum(v)
+
+
+def wait_quiet(limit=20.0):
+    """True once the machine was below 12 % busy for a second; False if that did not happen within the limit."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        i0, t0 = cpu_idle()
+        time.sleep(1)
+        i1, t1 = cpu_idle()
+        if t1 > t0 and (i1 - i0) / (t1 - t0) > 0.88:
+            return True
+    return False
+
+
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        v = f.read().rsplit(")", 1)[1].split()
+    return (int(v[11]) + int(v[12])) / TICK
+
+
+class Server:
+    """A server process on unix sockets in `d`; `uris` are its exports."""
+
+    def __init__(self, d, argv, uris, sockets, env=None):
+        for s in sockets:
+            if os.path.exists(s):
+                os.unlink(s)
+        self.uris = uris
+        self.err = open(os.path.join(d, "server.log"), "w")
+        self.p = subprocess.Popen(argv, stdout=self.err, stderr=self.err, stdin=subprocess.DEVNULL, env=env)
+        end = time.monotonic() + 20
+        while not all(os.path.exists(s) for s in sockets) or not self.up():
+            if self.p.poll() is not None or time.monotonic() > end:
+                with open(self.err.name) as f:
+                    raise RuntimeError(f"{argv[0]} did not start: {f.read()}")
+            time.sleep(0.01)
+        self.cpu0 = cpu_seconds(self.p.pid)
+
+    def up(self):
+        return subprocess.run(["nbdinfo", "--size", self.uris[0]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              check=False).returncode == 0
+
+    def start_clock(self):
+        self.cpu0 = cpu_seconds(self.p.pid)
+
+    def cpu(self):
+        return cpu_seconds(self.p.pid) - self.cpu0
+
+    def stop(self):
+        if self.p.poll() is None:
+            self.p.send_signal(signal.SIGTERM)
+        try:
+            self.p.wait(10)
+        except subprocess.TimeoutExpired:
+            self.p.kill()
+            self.p.wait()
+        self.err.close()
+
+
+class Bench:
+    def __init__(self, a, d):
+        self.a, self.d = a, d
+        self.file = os.path.join(d, "disk.raw")
+        self.log = os.path.join(d, "log")
+        self.sock = os.path.join(d, "s")
+        self.cells = {}		# (workload, who) -> list of results
+        self.busy = self.total = 0
+
+    # --- set-up ---
+
+    def prepare(self):
+        with open(self.file, "wb") as f:
+            block = os.urandom(1 << 20)
+            for _ in range(self.a.size >> 20):
+                f.write(block)
+            f.flush()
+            os.fsync(f.fileno())
+        subprocess.run([self.a.weir, "log", "create", "--size", "1G", self.log], check=True, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL)
+
+    def weir(self, *disks, log=False, extra=()):
+        argv = [self.a.weir, "serve", "--nbd", "unix:" + self.sock]
+        names = [f"v{i}" for i in range(len(disks))]
+        for n in names:
+            argv += ["--name", n]
+        if log:
+            # Each cell begins with an empty log; what the last one left is dropped.
+            argv += ["--log", self.log]
+        argv += ["--discard-log", *extra, *disks]
+        return Server(self.d, argv, [f"nbd+unix:///{n}?socket={self.sock}" for n in names], [self.sock])
+
+    def qsd(self, aio):
+        return self.qsd_node(f"driver=file,node-name=f0,filename={self.file},cache.direct=on,aio={aio}")
+
+    def qsd_node(self, node):
+        return Server(self.d, ["qemu-storage-daemon", "--blockdev", node, "--nbd-server",
+                               f"addr.type=unix,addr.path={self.sock},max-connections=32", "--export",
+                               "type=nbd,id=e0,node-name=f0,name=v0,writable=on"],
+                      [f"nbd+unix:///v0?socket={self.sock}"], [self.sock])
+
+    def nbdkit(self, *plugin):
+        return Server(self.d, ["nbdkit", "-f", "-U", self.sock, *plugin], [f"nbd+unix:///?socket={self.sock}"], [self.sock])
+
+    def server(self, who):
+        return {
+            "weir": lambda: self.weir(self.file),
+            "weir + log": lambda: self.weir(self.file, log=True),
+            "qsd io_uring": lambda: self.qsd("io_uring"),
+            "qsd native": lambda: self.qsd("native"),
+            "nbdkit file": lambda: self.nbdkit("file", self.file),
+            "weir null": lambda: self.weir("null:1T"),
+            "qsd null-co": lambda: self.qsd_node("driver=null-co,node-name=f0,size=1099511627776"),
+            "nbdkit null": lambda: self.nbdkit("null", "1T"),
+            "8 ms": lambda: self.weir(f"delay:write=8ms,flush=8ms:{self.file}"),
+            "8 ms + log": lambda: self.weir(f"delay:write=8ms,flush=8ms:{self.file}", log=True),
+            "mem + log": lambda: self.weir("mem:1G", log=True),
+            "1 client": lambda: self.weir("mem:1G", log=True),
+            "16 clients": lambda: self.weir("mem:1G", "mem:1G", "mem:1G", "mem:1G", log=True),
+        }[who]()
+
+    # --- one cell ---
+
+    def fio(self, jobs):
+        """`jobs`: list of option lists. Returns fio's JSON."""
+        argv = ["fio", "--output-format=json", f"--runtime={self.a.seconds}", "--time_based=1", "--randrepeat=0", "--norandommap=1"]
+        for i, j in enumerate(jobs):
+            argv += [f"--name=j{i}", *j]
+        out = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if out.returncode:
+            raise RuntimeError("fio failed: " + out.stdout[:2000])
+        return json.loads(out.stdout[out.stdout.index("{"):])
+
+    def nbd_jobs(self, workload, uris, who):
+        size = f"--size={min(self.a.size, GiB)}"
+        if workload.startswith("sync"):
+            # qemu-storage-daemon refuses what is not a multiple of the sector when it opens a file for direct I/O.
+            o = ["--rw=write", "--bs=" + ("8192" if who.startswith("qsd") else "8000"), "--fsync=1", "--size=100m"]
+            n = 4 if workload == "sync16" else 1
+            return [["--ioengine=nbd", "--uri=" + u, f"--numjobs={n}", *o] for u in uris]
+        rw, qd = workload.split()
+        return [["--ioengine=nbd", "--uri=" + uris[0], f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], size]]
+
+    def raw_jobs(self, workload):
+        o = ["--ioengine=io_uring", "--direct=1", "--filename=" + self.file, f"--size={min(self.a.size, GiB)}"]
+        if workload == "sync":
+            return [o + ["--rw=write", "--bs=8192", "--sync=dsync"]]
+        rw, qd = workload.split()
+        return [o + [f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:]]]
+
+    @staticmethod
+    def digest(result, workload):
+        ios = rate = 0
+        lat50, lat99 = [], []
+        for j in result["jobs"]:
+            side = j["read"] if j["read"]["total_ios"] else j["write"]
+            ios += side["total_ios"]
+            rate += side["iops"]
+            p50, p99 = (side["clat_ns"]["percentile"][k] for k in ("50.000000", "99.000000"))
+            # A write and its flush are two requests: what a caller waits for is both.
+            if workload.startswith("sync") and j["sync"]["total_ios"]:
+                s = j["sync"]["lat_ns"]["percentile"]
+                p50, p99 = p50 + s["50.000000"], p99 + s["99.000000"]
+            lat50.append(p50)
+            lat99.append(p99)
+        return {"iops": rate, "p50_us": statistics.median(lat50) / 1e3, "p99_us": max(lat99) / 1e3, "ios": ios}
+
+    def cell(self, workload, who):
+        self.total += 1
+        server = None if who == "raw file" else self.server(who)
+        try:
+            if not wait_quiet(self.a.quiet):
+                self.busy += 1
+            if server:
+                server.start_clock()
+                r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who)), workload)
+                r["cpu_us"] = server.cpu() * 1e6 / max(r["ios"], 1)
+            else:
+                r = self.digest(self.fio(self.raw_jobs(workload)), workload)
+        finally:
+            if server:
+                server.stop()
+        self.cells.setdefault((workload, who), []).append(r)
+        return r
+
+    # --- the whole ---
+
+    PLAN = [
+        ("sync", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("sync slow", ["8 ms", "8 ms + log", "mem + log"]),
+        ("sync16", ["16 clients"]),
+        ("sync1", ["1 client"]),
+        ("randread qd1", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("randread qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("randwrite qd1", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("randwrite qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("randread qd1 ", ["weir null", "qsd null-co", "nbdkit null"]),
+        ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
+    ]
+
+    def run(self):
+        plan = [(w, who) for w, whos in self.PLAN for who in whos if not self.a.only or w.split()[0] in self.a.only]
+        for n in range(self.a.rounds):
+            for i, (w, who) in enumerate(plan):
+                r = self.cell(w, who)
+                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:14} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
+                      f"p99 {r['p99_us']:8.0f} us", file=sys.stderr, flush=True)
+
+    def rows(self):
+        for w, whos in self.PLAN:
+            for who in whos:
+                rs = self.cells.get((w, who))
+                if rs:
+                    yield w, who, rs
+
+    def markdown(self):
+        def med(rs, k):
+            return statistics.median(r[k] for r in rs)
+
+        out = ["| work | server | per second | least | most | p50, us | p99, us | server CPU, us per I/O |",
+               "|---|---|---:|---:|---:|---:|---:|---:|"]
+        for w, who, rs in self.rows():
+            cpu = f"{med(rs, 'cpu_us'):.1f}" if "cpu_us" in rs[0] else ""
+            out.append(f"| {w.strip()} | {who} | {med(rs, 'iops'):.0f} | {min(r['iops'] for r in rs):.0f} | {max(r['iops'] for r in rs):.0f} | "
+                       f"{med(rs, 'p50_us'):.0f} | {med(rs, 'p99_us'):.0f} | {cpu} |")
+        out.append("")
+        out.append(f"{self.a.rounds} rounds of {self.a.seconds} s a cell, medians; {self.total - self.busy} of {self.total} cells started on a quiet machine.")
+        return "\n".join(out)
+
+    def json(self):
+        return {"rounds": self.a.rounds, "seconds": self.a.seconds, "cells": self.total, "busy_cells": self.busy,
+                "results": [{"work": w.strip(), "server": who, "runs": rs} for w, who, rs in self.rows()]}
+
+
+def main():
+    p = argparse.ArgumentParser(description="weir against its peers; see the top of this file")
+    p.add_argument("--weir", default="build/src/cli/weir")
+    p.add_argument("--dir", help="where the file and the log lie (default: the temporary directory)")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--seconds", type=int, default=3)
+    p.add_argument("--size", type=int, default=1, help="GiB of the file")
+    p.add_argument("--quiet", type=float, default=20, help="seconds to wait for a quiet machine before each cell")
+    p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting")
+    p.add_argument("--only", help="workloads: sync, sync16, randread, ...")
+    p.add_argument("--json")
+    p.add_argument("--markdown")
+    a = p.parse_args()
+    a.weir = os.path.abspath(a.weir)
+    a.size *= GiB
+    a.only = a.only.split(",") if a.only else None
+    if a.quick:
+        a.rounds, a.seconds, a.quiet = 2, 1, 0
+    d = tempfile.mkdtemp(prefix="weir-bench-", dir=a.dir)
+    b = Bench(a, d)
+    try:
+        b.prepare()
+        b.run()
+    except KeyboardInterrupt:
+        print("interrupted: what was measured so far", file=sys.stderr)
+    finally:
+        shutil.rmtree(d, ignore_errors=True)
+    print(b.markdown())
+    for path, text in ((a.json, lambda: json.dumps(b.json(), indent=1)), (a.markdown, b.markdown)):
+        if path:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with open(path, "w") as f:
+                f.write(text() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
