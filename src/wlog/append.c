@@ -7,7 +7,8 @@
  * its number and its place; the committer (commit.c) writes it.
  *
  * A request larger than a quarter of a batch is an atomic group: its records go into consecutive batches, all but the last of
- * which say MORE, and recovery takes all or none. Groups are appended one at a time (group_lock); small requests may share their batches.
+ * which say MORE, and recovery takes all or none. A group waits until all of it has room and is then put in without suspending, so
+ * that nothing ever waits for the rest of a group: not the memory of its batches, not a commit, not the cleaner.
  */
 #include <assert.h>
 #include <errno.h>
@@ -294,11 +295,19 @@ static int put_record(struct wlog_volume *v, struct wl_desc *d, const struct iov
 }
 
 /* Waits until the open batch has room for a record of `data` bytes. */
-static co_fn int co_room(struct wlog *w, uint64_t data)
+static co_fn int co_room(struct wlog_volume *v, uint64_t data)
 {
+	struct wlog *w = v->w;
+
 	for (;;) {
 		if (w->failed)
 			return w->failed;
+		if (v->cancelled)
+			return -ESHUTDOWN;
+		if (w->group_waits) {
+			co_queue_wait(&w->commit_done, "a large request that came first");
+			continue;
+		}
 		if (w->open) {
 			if (fits(w, data))
 				return 0;
@@ -309,8 +318,7 @@ static co_fn int co_room(struct wlog *w, uint64_t data)
 		if (r == 0)
 			continue;
 		if (r == -ENOSPC) {
-			w->space_wanted = true;
-			wl_kick_ticker(w);
+			wl_want_space(w, w->sb.seg_size);
 			co_queue_wait(&w->space, "space in the write log");
 		} else {
 			co_queue_wait(&w->commit_done, "memory of the write log");
@@ -326,16 +334,113 @@ static struct wl_desc new_desc(struct wlog_volume *v, uint8_t type, uint64_t off
 				 .epoch = rec->epoch };
 }
 
-static co_fn int co_append_group(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov)
+/* What a group of `len` bytes will take: exactly what put_group() does from the present state on. */
+struct group_plan {
+	uint64_t mem;		/* of the memory ring, without what is lost at its end */
+	uint32_t segments;	/* that it will begin */
+};
+
+static void plan_group(const struct wlog *w, uint64_t len, struct group_plan *plan)
+{
+	uint64_t left = wl_segment_pos(w, w->head_seg) + w->sb.seg_size - w->head_pos, index_len = w->index_len;
+	uint64_t cap = w->open_cap, payload = w->open_payload, count = w->open_count, most = min(w->sb.seg_size, WL_MAX_BATCH);
+	bool open = w->open, index_full = w->index_full;
+
+	*plan = (struct group_plan){ 0 };
+	while (len > 0) {
+		uint64_t piece = min(len, (uint64_t)PIECE_MIN);
+
+		if (open && WL_B_HEADER + payload + piece + (count + 1) * WL_D_SIZE > cap) {
+			uint64_t length = align_up(WL_B_HEADER + payload + count * WL_D_SIZE, WL_BLOCK);
+
+			plan->mem += length;
+			left -= length;
+			index_len += WL_I_HEAD + count * WL_D_SIZE;
+			index_full |= index_len > WL_MAX_INDEX;
+			open = false;
+		}
+		if (!open) {
+			uint64_t need = align_up(WL_B_HEADER + piece + WL_D_SIZE, WL_BLOCK);
+			bool next = left < need;
+
+			payload = next && !index_full && need + index_len <= most ? index_len : 0;
+			if (next) {
+				plan->segments++;
+				left = w->sb.seg_size;
+				index_len = 0;
+				index_full = false;
+			}
+			cap = min((uint64_t)WL_MAX_BATCH, left);
+			count = 0;
+			open = true;
+		}
+		uint64_t n = min(len, cap - WL_B_HEADER - payload - (count + 1) * WL_D_SIZE);
+
+		payload += n;
+		count++;
+		len -= n;
+	}
+	plan->mem += cap;
+}
+
+/* True if `need` bytes of the memory ring from the open batch on, and what may be lost at the ring's end, hold nothing that waits to be applied. */
+static bool mem_has_room(const struct wlog *w, uint64_t need)
+{
+	const struct wl_batch *b = w->commit_next;
+
+	if (!b || b == w->open)
+		return need + WL_MAX_BATCH <= w->mem_size;
+	while (b->node.prev != &w->batches && !container_of(b->node.prev, struct wl_batch, node)->applied)
+		b = container_of(b->node.prev, struct wl_batch, node);
+
+	uint64_t first = b->buf - w->mem, taken = (w->mem_head + w->mem_size - first) % w->mem_size;
+
+	return taken > 0 && need + WL_MAX_BATCH <= w->mem_size - taken;
+}
+
+/* Waits until the whole group has room in the log and in memory, where all of it stays until its last batch is durable. */
+static co_fn int co_group_room(struct wlog_volume *v, uint64_t len)
+{
+	struct wlog *w = v->w;
+	struct group_plan plan;
+
+	while (!w->failed && !v->cancelled) {
+		plan_group(w, len, &plan);
+		if (wl_free_segments(w) < plan.segments) {
+			wl_want_space(w, (uint64_t)plan.segments * w->sb.seg_size);
+			co_queue_wait(&w->space, "space in the write log for a large request");
+		} else if (!mem_has_room(w, plan.mem)) {
+			/* Nobody else takes of it meanwhile: see co_room(). */
+			w->group_waits = true;
+			if (w->open)
+				w->want_seq = max(w->want_seq, w->open->seq);
+			co_queue_wake_one(&w->commit_wake);
+			co_queue_wait(&w->commit_done, "memory of the write log for a large request");
+		} else {
+			break;
+		}
+	}
+	if (w->group_waits) {
+		w->group_waits = false;
+		co_queue_wake_all(&w->commit_done);
+	}
+	return w->failed ? w->failed : v->cancelled ? -ESHUTDOWN : 0;
+}
+
+/* Without suspending, so that the group's batches hold nobody else's records but those of the first, and nobody waits for an unfinished group. */
+static int put_group(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov)
 {
 	struct wlog *w = v->w;
 	uint64_t done = 0;
 	int r = 0;
 
-	co_mutex_lock(&w->group_lock);
-	w->group_open = 1;
+	w->group_open = true;
 	while (done < len && r == 0) {
-		r = co_room(w, min(len - done, (uint64_t)PIECE_MIN));
+		uint64_t piece = min(len - done, (uint64_t)PIECE_MIN);
+
+		if (w->open && !fits(w, piece))
+			seal_open(w);
+		r = w->open ? 0 : open_batch(w, piece);
 		if (r < 0)
 			break;
 		uint64_t room = w->open_cap - WL_B_HEADER - w->open_payload - (w->open_count + 1) * WL_D_SIZE;
@@ -345,12 +450,23 @@ static co_fn int co_append_group(struct wlog_volume *v, uint64_t off, uint64_t l
 		r = put_record(v, &d, iov, niov, done);
 		done += n;
 	}
-	w->group_open = 0;
-	if (r < 0 && done)
-		wl_fail(w, r, "an atomic group");	/* half of it is in the log, unfinished for ever */
+	w->group_open = false;
+	if (r < 0)
+		wl_fail(w, r, "an atomic group");	/* our own fault: half of it is in the log, unfinished for ever */
 	if (w->open)
 		seal_open(w);
 	co_queue_wake_all(&w->commit_wake);
+	return r;
+}
+
+static co_fn int co_append_group(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov)
+{
+	struct wlog *w = v->w;
+
+	co_mutex_lock(&w->group_lock);
+	int r = co_group_room(v, len);
+	if (r == 0)
+		r = put_group(v, off, len, iov, niov);
 	co_mutex_unlock(&w->group_lock);
 	return r;
 }
@@ -368,7 +484,7 @@ co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64
 	if (data > group_min(w)) {
 		r = co_append_group(v, off, len, iov, niov);
 	} else {
-		r = co_room(w, data);
+		r = co_room(v, data);
 		if (r == 0) {
 			struct wl_desc d = new_desc(v, type, off, len);
 
@@ -376,6 +492,7 @@ co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64
 		}
 	}
 	w->admitted -= bytes;
+	wl_wake_space(w);
 	*ret_seq = v->last_seq;
 	return r;
 }

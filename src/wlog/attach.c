@@ -156,9 +156,7 @@ static void release_volume(struct wlog_volume *v)
 
 	wl_map_clear(&v->map, &w->pool);
 	wl_map_clear(&v->fresh, &w->pool);
-	while (!list_empty(&v->fifo))
-		wl_pool_put(&w->pool, list_first(&v->fifo, struct wl_entry, fifo));
-	v->fifo_bytes = 0;
+	wl_fifo_clear(v);
 	v->dirty_since = 0;
 }
 
@@ -329,6 +327,7 @@ static int queue_pieces(struct wlog_volume *v)
 
 		list_add_tail(&v->fifo, &q->fifo);
 		v->fifo_bytes += q->type == WL_WRITE ? q->len : 0;
+		v->fifo_entries++;
 	}
 	free(e);
 	return 0;
@@ -358,6 +357,12 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 {
 	struct wlog *w = v->w;
 	uint64_t usable = (uint64_t)(w->sb.seg_count - WL_SEG_RESERVE - 1) * w->sb.seg_size;
+	/*
+	 * A request is whole in memory until it is durable, with what the ends of batches and of the ring cost; and it must fit what is kept in the
+	 * ring for a volume whatever the others hold (space.c). Small logs are of use for few volumes only.
+	 */
+	uint64_t in_memory = w->mem_size / 8 * 7 - 2 * WL_MAX_BATCH;
+	uint64_t in_ring = usable / 16 >= 1 << 20 ? min(usable / 16, (uint64_t)64 << 20) : min(usable / 4, (uint64_t)1 << 20);
 	int r = disk_init(&v->disk, &wl_volume_ops, image->name, image);
 
 	if (r < 0)
@@ -376,7 +381,7 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 	v->disk.limits.align = 1;
 	v->disk.limits.mem_align = 1;
 	v->disk.limits.atomic_unit = UINT32_MAX;
-	v->disk.limits.max_io = min(usable / 4, (uint64_t)64 << 20);
+	v->disk.limits.max_io = align_down(min(in_ring, in_memory), WL_BLOCK);
 	v->disk.limits.max_zero = 0;
 	v->disk.limits.discard_gran = image->limits.discard_gran ? 1 : 0;
 	v->disk.limits.discard_zeroes = true;

@@ -23,7 +23,21 @@ static int put_fifo(struct wlog *w, struct wlog_volume *v, const struct wl_entry
 		at = at->prev;
 	list_insert(at, &e->fifo);
 	v->fifo_bytes += t->type == WL_WRITE ? t->len : 0;
+	v->fifo_entries++;
 	return 0;
+}
+
+void wl_fifo_drop(struct wlog_volume *v, struct wl_entry *e)
+{
+	v->fifo_bytes -= e->type == WL_WRITE ? e->len : 0;
+	v->fifo_entries--;
+	wl_pool_put(&v->w->pool, e);
+}
+
+void wl_fifo_clear(struct wlog_volume *v)
+{
+	while (!list_empty(&v->fifo))
+		wl_fifo_drop(v, list_first(&v->fifo, struct wl_entry, fifo));
 }
 
 /* The record `t` lies somewhere else now: so do its pieces in the round that is being written, or they would pin its old batch. */
@@ -170,6 +184,7 @@ static co_fn void co_commit_one(struct wlog *w, struct wl_batch *b)
 	apply_durable(w, b);
 	wl_advance_tail(w);
 	co_queue_wake_all(&w->commit_done);
+	wl_wake_space(w);	/* what overwrites takes less room once it is applied */
 }
 
 static bool wants_commit(const struct wlog *w, uint64_t *ret_deadline)
@@ -179,12 +194,12 @@ static bool wants_commit(const struct wlog *w, uint64_t *ret_deadline)
 	*ret_deadline = UINT64_MAX;
 	if (!b || w->failed)
 		return false;
-	if (b != w->open)
+	if (b != w->open || w->want_seq >= b->seq)
 		return true;
 	if (w->open_count == 0)
 		return false;
 	*ret_deadline = w->open_since_ns + WL_COMMIT_IDLE_NS;
-	return w->want_seq >= b->seq || rt_now_ns() >= *ret_deadline || w->stop;
+	return rt_now_ns() >= *ret_deadline || w->stop;
 }
 
 co_fn void co_wl_committer(void *arg)

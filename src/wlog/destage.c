@@ -182,7 +182,7 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 	v->dirty_since = is_dirty(v) ? since : 0;
 	w->clean_spent = 0;
 	wl_advance_tail(w);
-	co_queue_wake_all(&w->space);
+	wl_wake_space(w);
 	if (w->space_wanted)
 		wl_kick_ticker(w);
 }
@@ -298,8 +298,7 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 		if (e->epoch > epoch)
 			break;
 		bytes += wl_map_remove(&v->map, &w->pool, e->off, e->len, UINT64_MAX, last);
-		v->fifo_bytes -= e->type == WL_WRITE ? e->len : 0;
-		wl_pool_put(&w->pool, e);
+		wl_fifo_drop(v, e);
 	}
 	rec->floor_epoch = epoch + 1;
 	retired(v, bytes, since);

@@ -58,7 +58,7 @@ void wl_fail(struct wlog *w, int error, const char *what)
 	}
 	co_queue_wake_all(&w->commit_done);
 	co_queue_wake_all(&w->commit_wake);
-	co_queue_wake_all(&w->space);
+	wl_wake_space(w);
 	list_for_each(&w->volumes, n)
 		wl_destage_kick(container_of(n, struct wlog_volume, node));
 	wl_kick_ticker(w);

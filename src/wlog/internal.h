@@ -70,7 +70,7 @@ struct wlog_volume {
 	 */
 	struct list fifo;
 	uint64_t ordered_upto;
-	uint64_t fifo_bytes;
+	uint64_t fifo_bytes, fifo_entries;
 	struct wl_map round;	/* ordered destage: what the round in progress writes; its pieces move with their records */
 	uint64_t applied_rno;	/* highest record number that was ever in the map */
 	uint64_t last_seq;	/* batch of the last record appended */
@@ -83,6 +83,8 @@ struct wlog_volume {
 	uint64_t failures;
 	/* destage */
 	bool cancelled;		/* nobody waits for room any more */
+	struct co_mutex admit_lock;
+	struct co_queue room;	/* who waits for the volume's share; at most one, with admit_lock */
 	bool stop, stalled, draining, damaged, destaging, running, has_stamp, has_mark, remark;
 	struct co_queue destage_wake, destage_done;
 	struct co_sem destage_sem;
@@ -103,7 +105,8 @@ struct wlog {
 	uint8_t *desc;		/* encoded descriptors of the open batch */
 	uint32_t open_count, open_payload, open_cap, open_index_len;
 	uint64_t open_since_ns;
-	unsigned group_open;	/* an atomic group is being appended: seal with MORE */
+	bool group_open;	/* an atomic group is being appended: seal with MORE */
+	bool group_waits;	/* one waits for memory: nobody else may take it */
 	uint64_t head_pos;	/* where the next batch goes, if it fits head_seg */
 	uint32_t head_seg;
 	uint64_t admitted;	/* bytes that admitted requests are going to append */
@@ -111,7 +114,7 @@ struct wlog {
 	uint64_t next_seq, last_nonce;
 	uint64_t applied_seq, durable_seq, want_seq;
 	uint64_t unapplied_records;
-	struct co_mutex group_lock;
+	struct co_mutex group_lock, admit_lock;
 	struct co_queue commit_wake, commit_done, space;
 	bool commit_running, stop, ticker_running;
 	int failed;
@@ -132,7 +135,8 @@ struct wlog {
 
 	/* checkpoint */
 	uint32_t durable_tail_seg;
-	bool sb_dirty, space_wanted;
+	bool sb_dirty, space_wanted, ticker_kicked;
+	unsigned room_waiters;	/* on some volume's `room` */
 	uint64_t space_need;	/* bytes that the largest waiting request will take of the ring */
 	uint64_t clean_spent;	/* bytes copied forward since anybody got room or anything was destaged */
 	uint64_t sb_written_ns;
@@ -205,6 +209,10 @@ unsigned wl_fill_permille(const struct wlog_volume *v);
 uint64_t wl_quota(const struct wlog_volume *v);
 /* Waits for space, throttled along the curve. `bytes` of log will be taken. */
 co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes);
+/* Somebody waits on w->space for `need` bytes of the ring: destagers and the cleaner hurry. */
+void wl_want_space(struct wlog *w, uint64_t need);
+/* Somebody who waits for room may find it now. */
+void wl_wake_space(struct wlog *w);
 void wl_advance_tail(struct wlog *w);
 /* Copies forward what pins the tail. */
 co_fn void co_wl_clean(struct wlog *w);
@@ -219,6 +227,10 @@ co_fn int co_wl_read(struct wlog_volume *v, uint64_t off, uint64_t len, const st
 /* destage.c */
 co_fn void co_wl_destager(void *arg);
 void wl_destage_kick(struct wlog_volume *v);
+
+/* The queue of ordered destage. */
+void wl_fifo_drop(struct wlog_volume *v, struct wl_entry *e);
+void wl_fifo_clear(struct wlog_volume *v);
 
 /* replay.c */
 co_fn int co_wl_recover(struct wlog *w, struct err *err);

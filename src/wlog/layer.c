@@ -121,7 +121,7 @@ static void layer_cancel(struct disk *d)
 	struct wlog_volume *v = volume_of(d);
 
 	v->cancelled = true;
-	co_queue_wake_all(&v->w->space);
+	wl_wake_space(v->w);
 	disk_cancel(d->file);
 }
 
@@ -164,6 +164,8 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot)
 	wl_map_init(&v->fresh);
 	wl_map_init(&v->round);
 	list_init(&v->fifo);
+	co_mutex_init(&v->admit_lock);
+	co_queue_init(&v->room);
 	co_queue_init(&v->destage_wake);
 	co_queue_init(&v->destage_done);
 	list_add_tail(&w->volumes, &v->node);

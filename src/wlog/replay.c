@@ -438,9 +438,7 @@ static void forget(struct wlog *w)
 		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
 
 		wl_map_clear(&v->map, &w->pool);
-		while (!list_empty(&v->fifo))
-			wl_pool_put(&w->pool, list_first(&v->fifo, struct wl_entry, fifo));
-		v->fifo_bytes = 0;
+		wl_fifo_clear(v);
 		v->dirty_since = 0;
 		v->records = 0;
 	}

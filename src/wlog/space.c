@@ -26,28 +26,51 @@ uint32_t wl_free_segments(const struct wlog *w)
 	return n - 1 - (w->head_seg - w->durable_tail_seg + n) % n;
 }
 
-static unsigned attached_volumes(const struct wlog *w)
+/*
+ * What is shared: the ring's bytes, and the index's entries. Of each, half an equal share is kept for every attached volume, whatever the others hold; the rest is
+ * for whoever comes first. So volumes whose images hang cannot take what the others need, however many they are.
+ */
+enum share { BYTES, ENTRIES };
+
+static uint64_t share_total(const struct wlog *w, enum share s)
 {
+	uint64_t usable = (uint64_t)(w->sb.seg_count - WL_SEG_RESERVE - 1) * w->sb.seg_size;
+
+	/* The ends of segments that no batch fits are lost. */
+	return s == BYTES ? usable - usable / 8 : w->pool.cap - WL_POOL_RESERVE;
+}
+
+static uint64_t share_held(const struct wlog_volume *v, enum share s)
+{
+	uint64_t entries = v->map.entries + v->fresh.entries;
+
+	return s == BYTES ? wl_dirty_bytes(v) + v->fresh_bytes + entries * WL_D_SIZE : entries + v->fifo_entries;
+}
+
+/* The most that `v` may hold now. */
+static uint64_t share_limit(const struct wlog_volume *v, enum share s)
+{
+	const struct wlog *w = v->w;
+	uint64_t total = share_total(w, s), kept, taken = 0;
 	unsigned n = 0;
 
 	list_for_each(&w->volumes, l)
 		n += container_of(l, struct wlog_volume, node)->attached;
-	return max(n, 1u);
+	kept = total / (n ? 2 * n : 1);
+	list_for_each(&w->volumes, l) {
+		const struct wlog_volume *o = container_of(l, struct wlog_volume, node);
+
+		if (o != v)
+			taken += o->attached ? max(share_held(o, s), kept) : share_held(o, s);
+	}
+	return max(kept, total - min(taken, total));
 }
 
 uint64_t wl_quota(const struct wlog_volume *v)
 {
-	const struct wlog *w = v->w;
-	uint64_t usable = (uint64_t)(w->sb.seg_count - WL_SEG_RESERVE - 1) * w->sb.seg_size;
-	uint64_t quota = w->sb.vol[v->slot].quota;
-	uint64_t n = attached_volumes(w);
+	uint64_t quota = v->w->sb.vol[v->slot].quota, limit = share_limit(v, BYTES);
 
-	/* The ends of segments that no batch fits are lost. */
-	usable -= usable / 8;
-	/* Whatever one volume takes, half an equal share is left for each of the others. */
-	uint64_t share = usable - (n - 1) * (usable / (2 * n));
-
-	return quota ? min(quota, share) : share;
+	return quota ? min(quota, limit) : limit;
 }
 
 uint64_t wl_dirty_bytes(const struct wlog_volume *v)
@@ -58,13 +81,14 @@ uint64_t wl_dirty_bytes(const struct wlog_volume *v)
 unsigned wl_fill_permille(const struct wlog_volume *v)
 {
 	const struct wlog *w = v->w;
-	uint64_t used = wl_dirty_bytes(v) + v->fresh_bytes;
-	uint64_t by_quota = used * 1000 / max(wl_quota(v), (uint64_t)1);
+	uint64_t by_quota = share_held(v, BYTES) * 1000 / max(wl_quota(v), (uint64_t)1);
+	uint64_t by_index = share_held(v, ENTRIES) * 1000 / max(share_limit(v, ENTRIES), (uint64_t)1);
 	uint64_t usable = w->sb.seg_count - WL_SEG_RESERVE;
 	uint64_t taken = w->sb.seg_count - wl_free_segments(w);
 	uint64_t by_ring = taken <= 2 ? 0 : (taken - 2) * 1000 / usable;
+	uint64_t by_share = max(by_quota, by_index), fill = max(by_share, by_ring);
 
-	return min(max(by_quota, by_ring), (uint64_t)1000);
+	return min(fill, (uint64_t)1000);
 }
 
 /* True if the ring can take `bytes` more and leave enough for the cleaner. */
@@ -76,61 +100,94 @@ static bool ring_has_room(const struct wlog *w, uint64_t bytes)
 	return free >= w->admitted + bytes + bytes / 16;
 }
 
-/* True if `bytes` more would leave too little for the cleaner, exceed the quota or exhaust the index. */
-static bool is_full(const struct wlog_volume *v, uint64_t bytes)
+/* True if applying what is appended and one record more might not find its entries. */
+static bool index_is_short(const struct wlog *w)
 {
-	const struct wlog *w = v->w;
-	uint64_t used = wl_dirty_bytes(v) + v->fresh_bytes;
-
-	if (!ring_has_room(w, bytes))
-		return true;
-	if (used && used + bytes > wl_quota(v))
-		return true;
 	return wl_pool_free(&w->pool) < 4 * w->unapplied_records + WL_POOL_RESERVE;
 }
 
-/* `need` is 0 if the ring has room and it is the quota or the index that is exhausted: then only destaging helps. */
-static void ask_for_space(struct wlog *w, uint64_t need)
+/* True if the volume's own share is exhausted. A volume that holds nothing may always begin. */
+static bool over_share(const struct wlog_volume *v, uint64_t bytes)
 {
-	if (need) {
-		w->space_wanted = true;
-		w->space_need = max(w->space_need, need);
-	}
+	uint64_t held = share_held(v, BYTES);
+
+	return (held && held + bytes > wl_quota(v)) || (held && share_held(v, ENTRIES) >= share_limit(v, ENTRIES)) ||
+	       index_is_short(v->w);
+}
+
+void wl_want_space(struct wlog *w, uint64_t need)
+{
+	w->space_wanted = true;
+	w->space_need = max(w->space_need, need);
 	list_for_each(&w->volumes, l)
 		wl_destage_kick(container_of(l, struct wlog_volume, node));
 	wl_kick_ticker(w);
 }
 
+void wl_wake_space(struct wlog *w)
+{
+	co_queue_wake_all(&w->space);
+	if (w->room_waiters == 0)
+		return;
+	list_for_each(&w->volumes, l)
+		co_queue_wake_all(&container_of(l, struct wlog_volume, node)->room);
+}
+
+static co_fn void co_throttle(struct wlog_volume *v)
+{
+	unsigned fill = wl_fill_permille(v), high = v->w->config.high_pct * 10;
+
+	if (fill <= high || v->w->failed)
+		return;
+	uint64_t delay = THROTTLE_SCALE_NS * (fill - high) / max(1000 - fill, 1u);
+
+	wl_destage_kick(v);
+	wl_kick_ticker(v->w);
+	co_sleep_ns(min(delay, THROTTLE_CAP_NS));
+}
+
+/* What is open and not committed cannot be destaged: nobody else may come to commit it. */
+static void want_commit(struct wlog *w)
+{
+	if (w->open && w->open_count)
+		w->want_seq = max(w->want_seq, w->open->seq);
+	co_queue_wake_one(&w->commit_wake);
+}
+
+/*
+ * First come, first served, so that a large request is not overtaken by small ones for ever: within the volume while its share is exhausted,
+ * and among all while the ring is full. Nobody waits for a volume's share with the ring's lock.
+ */
 co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes)
 {
 	struct wlog *w = v->w;
-	unsigned fill = wl_fill_permille(v), high = w->config.high_pct * 10;
 	bool waited = false;
 
-	if (fill > high && !w->failed) {
-		uint64_t delay = THROTTLE_SCALE_NS * (fill - high) / max(1000 - fill, 1u);
-
+	co_throttle(v);
+	co_mutex_lock(&v->admit_lock);
+	while (!w->failed && !v->cancelled && over_share(v, bytes)) {
+		want_commit(w);
 		wl_destage_kick(v);
-		wl_kick_ticker(w);
-		co_sleep_ns(min(delay, THROTTLE_CAP_NS));
+		w->room_waiters++;
+		co_queue_wait(&v->room, "the volume's share of the write log");
+		w->room_waiters--;
 	}
-	while (!w->failed && is_full(v, bytes)) {
-		if (v->cancelled)
-			return -ESHUTDOWN;
-		/* What is open and not committed cannot be destaged: nobody else may come to commit it. */
-		if (w->open && w->open_count)
-			w->want_seq = max(w->want_seq, w->open->seq);
-		co_queue_wake_one(&w->commit_wake);
-		ask_for_space(w, ring_has_room(w, bytes) ? 0 : bytes);
+	co_mutex_lock(&w->admit_lock);
+	while (!w->failed && !v->cancelled && !ring_has_room(w, bytes)) {
+		want_commit(w);
+		wl_want_space(w, bytes);
 		co_queue_wait(&w->space, "room in the write log");
 		waited = true;
 	}
-	if (w->failed)
-		return w->failed;
-	if (waited)
+	int r = w->failed ? w->failed : v->cancelled ? -ESHUTDOWN : 0;
+
+	if (r == 0)
+		w->admitted += bytes;
+	if (r == 0 && waited)
 		w->clean_spent = 0;
-	w->admitted += bytes;
-	return 0;
+	co_mutex_unlock(&w->admit_lock);
+	co_mutex_unlock(&v->admit_lock);
+	return r;
 }
 
 void wl_advance_tail(struct wlog *w)

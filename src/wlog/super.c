@@ -89,7 +89,7 @@ co_fn int co_wl_super_write(struct wlog *w)
 	} while (dropped);
 	w->durable_tail_seg = tail_seg;
 	w->sb_written_ns = rt_now_ns();
-	co_queue_wake_all(&w->space);
+	wl_wake_space(w);
 	return 0;
 }
 
@@ -138,6 +138,7 @@ out:
 
 void wl_kick_ticker(struct wlog *w)
 {
+	w->ticker_kicked = true;
 	co_queue_wake_all(&w->ticker_wake);
 }
 
@@ -171,13 +172,21 @@ co_fn void co_wl_ticker(void *arg)
 	struct wlog *w = arg;
 
 	while (!w->stop) {
+		w->ticker_kicked = false;
+		if (co_queue_is_empty(&w->space)) {
+			w->space_wanted = false;
+			w->space_need = 0;
+		}
 		if (!w->failed && !w->config.read_only) {
+			if (w->open && w->open_count && rt_now_ns() - w->open_since_ns >= WL_COMMIT_IDLE_NS)
+				co_queue_wake_one(&w->commit_wake);
 			if (wants_checkpoint(w))
 				co_wl_checkpoint(w);
 			co_wl_clean(w);
 			wl_mem_trim(w);
 		}
-		if (!w->stop)
+		/* A kick while it was busy may be about something that it did not see. */
+		if (!w->stop && !w->ticker_kicked)
 			co_queue_wait_until(&w->ticker_wake, rt_now_ns() + WL_COMMIT_IDLE_NS, "log upkeep");
 	}
 	w->ticker_running = false;

@@ -276,6 +276,7 @@ static struct wlog *alloc_log(const struct wlog_config *config)
 	list_init(&w->volumes);
 	co_mutex_init(&w->dev.lock);
 	co_mutex_init(&w->group_lock);
+	co_mutex_init(&w->admit_lock);
 	co_queue_init(&w->commit_wake);
 	co_queue_init(&w->commit_done);
 	co_queue_init(&w->space);
