@@ -395,6 +395,7 @@ static co_fn int powercut_co_resize(struct disk *d, uint64_t size)
 	resize_media(dev, dev->stable, size);
 	resize_media(dev, dev->view, size);
 	dev->size = size;
+	dev->stable_stamp = dev->stamp = next_stamp(dev);
 	return 0;
 }
 

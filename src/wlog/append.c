@@ -519,9 +519,9 @@ int wl_append_copy(struct wlog_volume *v, const struct wl_entry *e, uint64_t off
 	return put_record(v, &d, &iov, 1, 0);
 }
 
-/* The committer asks for the open batch. */
 void wl_seal(struct wlog *w)
 {
 	if (w->open)
 		seal_open(w);
+	co_queue_wake_one(&w->commit_wake);
 }

@@ -103,8 +103,9 @@ uint32_t wl_volume_flags(const struct wlog_volume *v)
 
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec)
 {
+	/* Never back: what is below it may be another volume's, or discarded, and on its way into the log as a copy. */
 	if (v->map.entries == 0 && list_empty(&v->fifo))
-		rec->floor_seq = v->w->applied_seq + 1;
+		rec->floor_seq = max(rec->floor_seq, v->w->applied_seq + 1);
 	rec->dirty = wl_dirty_bytes(v);
 	rec->dirty_since = v->dirty_since;
 	/* Of a volume that is not attached the flags say what its last process knew. */
@@ -130,6 +131,17 @@ static const char *describe_dirty(const struct wlog_volume *v, char buf[static 9
 	return buf;
 }
 
+static struct wlog_volume *find_named(struct wlog *w, const char *name)
+{
+	list_for_each(&w->volumes, l) {
+		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+
+		if (!strcmp(w->sb.vol[v->slot].name, name))
+			return v;
+	}
+	return NULL;
+}
+
 /* The volume that this image is: by its mark, else by its name. NULL: a new one. */
 static struct wlog_volume *find_volume(struct wlog *w, const char *name, const struct mark *m)
 {
@@ -141,13 +153,14 @@ static struct wlog_volume *find_volume(struct wlog *w, const char *name, const s
 				return v;
 		}
 	}
-	list_for_each(&w->volumes, l) {
-		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+	return find_named(w, name);
+}
 
-		if (!strcmp(w->sb.vol[v->slot].name, name))
-			return v;
-	}
-	return NULL;
+/* From here on, no record that is in the log or on its way is the volume's. */
+static void raise_floor(struct wlog_volume *v)
+{
+	wl_seal(v->w);	/* its next record must not be put into a batch below */
+	v->w->sb.vol[v->slot].floor_seq = v->w->next_seq;
 }
 
 static void release_volume(struct wlog_volume *v)
@@ -163,10 +176,8 @@ static void release_volume(struct wlog_volume *v)
 /* Forgets what the volume has in the log: its records stay on the device below the floor. */
 static void discard_dirty(struct wlog_volume *v)
 {
-	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
-
 	release_volume(v);
-	rec->floor_seq = v->w->next_seq;
+	raise_floor(v);
 	v->damaged = false;
 	wl_advance_tail(v->w);
 }
@@ -214,7 +225,7 @@ static struct wlog_volume *new_volume(struct wlog *w, const char *name, struct d
 	uuid_random(&rec->uuid);
 	rec->size = image->size;
 	rec->epoch = rec->rno = 1;
-	rec->floor_seq = w->next_seq;
+	raise_floor(v);
 	w->sb.nvols = max(w->sb.nvols, slot + 1);
 	return v;
 }
@@ -251,6 +262,22 @@ static co_fn int co_check_dirty(struct wlog_volume *v, struct disk *image, const
 	return 0;
 }
 
+/* A volume that was found by its mark may come under another name, but not under one that another volume needs. */
+static int take_name(struct wlog *w, const struct wlog_volume *v, const char *name, struct err *err)
+{
+	for (unsigned slot = 0; slot < WLOG_MAX_VOLUMES; slot++) {
+		struct wlog_volume *o = w->by_slot[slot];
+
+		if (!o || o == v || strcmp(w->sb.vol[slot].name, name))
+			continue;
+		if (o->attached || is_dirty(o))
+			return err_set(err, -EEXIST, "volume %s: the write log has data of another image, %s, under this name; use another --name", name,
+				       w->sb.vol[slot].image);
+		free_slot(o);
+	}
+	return 0;
+}
+
 static co_fn int co_identify(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
 			     struct wlog_volume **ret, bool *ret_has_place, struct err *err)
 {
@@ -272,6 +299,9 @@ static co_fn int co_identify(struct wlog *w, const char *name, struct disk *imag
 	if (v && v->attached)
 		return err_set(err, -EBUSY, "volume %s: is in use in this process already; give the disks different names with --name",
 			       w->sb.vol[v->slot].name);
+	r = take_name(w, v, name, err);
+	if (r < 0)
+		return r;
 	if (v && config->discard_log)
 		discard_dirty(v);
 	if (v && m.present && uuid_equal(&m.log, &w->sb.uuid) && uuid_equal(&m.volume, &w->sb.vol[v->slot].uuid) &&
@@ -377,7 +407,7 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 	v->run_free = w->config.destage_parallel == 64 ? UINT64_MAX : (1ull << w->config.destage_parallel) - 1;
 	co_sem_init(&v->destage_sem, w->config.destage_parallel);
 	v->disk.size = image->size;
-	v->disk.read_only = image->read_only;
+	v->disk.read_only = image->read_only || w->config.read_only;
 	v->disk.limits.align = 1;
 	v->disk.limits.mem_align = 1;
 	v->disk.limits.atomic_unit = UINT32_MAX;
@@ -405,6 +435,8 @@ static co_fn int co_mark_write(struct wlog_volume *v, struct disk *image, struct
 
 co_fn int co_wl_remark(struct wlog_volume *v, struct err *err)
 {
+	if (v->w->config.read_only)
+		return 0;
 	v->w->sb.vol[v->slot].generation++;
 	int r = co_wl_checkpoint(v->w);
 
@@ -413,8 +445,8 @@ co_fn int co_wl_remark(struct wlog_volume *v, struct err *err)
 	return r;
 }
 
-co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
-			 struct disk **ret, struct err *err)
+static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
+			   struct disk **ret, struct err *err)
 {
 	struct wlog_volume *v;
 	bool has_place;
@@ -436,7 +468,7 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 	rec->epoch++;	/* what recovery found is an epoch of its own */
 	v->config = *config;
 	v->attached = true;
-	v->stop = v->stalled = v->draining = v->cancelled = false;
+	v->stop = v->stalled = v->cancelled = false;
 	v->flushed_once = false;
 	r = set_order(v);
 	if (r == 0)
@@ -446,10 +478,10 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 		return err_errno(err, r, "volume %s", name);
 	}
 	v->has_stamp = co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
-	v->has_mark = has_place && !image->read_only;
+	v->has_mark = has_place && !v->disk.read_only;
 	v->remark = false;
 	r = co_wl_remark(v, err);
-	if (r == 0 && !image->read_only && !w->config.read_only) {
+	if (r == 0 && !v->disk.read_only) {
 		v->running = true;
 		r = co_spawn("destager", co_wl_destager, v);
 		v->running = r == 0;
@@ -466,6 +498,15 @@ co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, c
 	return 0;
 }
 
+co_fn int co_wlog_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
+			 struct disk **ret, struct err *err)
+{
+	co_mutex_lock(&w->attach_lock);
+	int r = co_attach(w, name, image, config, ret, err);
+	co_mutex_unlock(&w->attach_lock);
+	return r;
+}
+
 static uint64_t left_to_drain(const struct wlog_volume *v)
 {
 	return wl_dirty_bytes(v) + v->fresh_bytes + (v->map.entries > 0);
@@ -477,7 +518,7 @@ static co_fn int co_drain(struct wlog_volume *v, void (*progress)(void *, uint64
 	uint64_t failures = v->failures, mine = left_to_drain(v);
 	int r = co_wl_commit_upto(v->w, v->last_seq);
 
-	v->draining = true;
+	v->draining++;
 	while (r == 0 && (v->map.entries || v->fresh.entries || !list_empty(&v->fifo))) {
 		if (cancel && *cancel)
 			r = -ECANCELED;
@@ -492,7 +533,7 @@ static co_fn int co_drain(struct wlog_volume *v, void (*progress)(void *, uint64
 		if (progress)
 			progress(arg, done + (mine > left ? mine - left : 0), total);
 	}
-	v->draining = false;
+	v->draining--;
 	return r;
 }
 
@@ -506,40 +547,51 @@ co_fn int co_wlog_drain(struct wlog *w, void (*progress)(void *arg, uint64_t don
 	uint64_t total = 0, done = 0;
 	int r = 0;
 
+	/* All at once, though they are waited for one after the other. Volumes may come and go meanwhile: by their place in the table. */
+	w->draining++;
 	list_for_each(&w->volumes, l) {
 		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
 
-		v->draining = v->attached;
 		total += v->attached ? left_to_drain(v) : 0;
+		wl_destage_kick(v);
 	}
-	list_for_each(&w->volumes, l) {
-		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
-		uint64_t mine = left_to_drain(v);
+	for (unsigned slot = 0; slot < WLOG_MAX_VOLUMES; slot++) {
+		struct wlog_volume *v = w->by_slot[slot];
 
-		if (!v->attached)
+		if (!v || !v->attached)
 			continue;
+		uint64_t mine = left_to_drain(v);
 		int res = co_drain(v, progress, arg, done, total, cancel);
 
 		if (r == 0)
 			r = res;
 		done += mine;
 	}
-	if (r == 0)
+	w->draining--;
+	if (r == 0 && !w->config.read_only)
 		r = co_wl_checkpoint(w);
 	return r;
 }
 
 co_fn int co_wlog_drop_volume(struct wlog *w, const char *name, struct err *err)
 {
-	list_for_each(&w->volumes, l) {
-		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
+	int r = 0;
 
-		if (strcmp(w->sb.vol[v->slot].name, name))
-			continue;
-		if (v->attached)
-			return err_set(err, -EBUSY, "volume %s: is attached; stop serving it first", name);
+	if (w->config.read_only)
+		return err_set(err, -EROFS, "write log: is open read-only");
+	co_mutex_lock(&w->attach_lock);
+	struct wlog_volume *v = find_named(w, name);
+
+	if (!v)
+		r = err_set(err, -ENOENT, "volume %s: the write log knows no such volume", name);
+	else if (v->attached)
+		r = err_set(err, -EBUSY, "volume %s: is attached; stop serving it first", name);
+	if (r == 0) {
 		free_slot(v);
-		return co_wl_checkpoint(w);
+		r = co_wl_checkpoint(w);
+		if (r < 0)
+			err_errno(err, r, "volume %s: cannot be dropped", name);
 	}
-	return err_set(err, -ENOENT, "volume %s: the write log knows no such volume", name);
+	co_mutex_unlock(&w->attach_lock);
+	return r;
 }

@@ -210,7 +210,7 @@ co_fn int co_wlog_check(struct disk *const *dev, int ndev, bool dump, void (*lin
 	for (int i = 0; i < ndev && r == 0; i++) {
 		struct check c = { .d = dev[i], .sb = sb, .dump = dump, .line = line, .arg = arg, .rep = ret, .buf = buf };
 
-		r = co_wl_super_read(dev[i], sb, err);
+		r = co_wl_super_read(dev[i], sb, NULL, err);
 		if (r < 0)
 			break;
 		if (dev[i]->size < sb->dev_size) {

@@ -48,7 +48,7 @@ static bool is_dirty(const struct wlog_volume *v)
 
 static bool is_urgent(const struct wlog_volume *v)
 {
-	return v->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
+	return v->draining || v->w->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
 }
 
 /* Reads the run's pieces, newest durable version each, into its buffer. */
@@ -318,7 +318,7 @@ static bool is_due(struct wlog_volume *v, uint64_t *ret_at)
 	uint64_t now = rt_wall_ns(), due = v->dirty_since + w->config.destage_delay_ns;
 
 	*ret_at = UINT64_MAX;
-	if (!is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining))
+	if (!is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining && !w->draining))
 		return false;
 	if (is_urgent(v) || now >= due)
 		return true;

@@ -105,6 +105,8 @@ co_fn int co_wl_dev_write(struct wlog *w, uint64_t pos, const void *buf, uint64_
 {
 	bool dropped;
 
+	if (w->config.read_only)
+		return -EROFS;
 	co_mutex_lock(&w->dev.lock);
 	int r = co_write_all(w, pos, buf, len, &dropped);
 	if (r == 0 && dropped) {

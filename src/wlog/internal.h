@@ -85,7 +85,8 @@ struct wlog_volume {
 	bool cancelled;		/* nobody waits for room any more */
 	struct co_mutex admit_lock;
 	struct co_queue room;	/* who waits for the volume's share; at most one, with admit_lock */
-	bool stop, stalled, draining, damaged, destaging, running, has_stamp, has_mark, remark;
+	unsigned draining;	/* drains of this volume */
+	bool stop, stalled, damaged, destaging, running, has_stamp, has_mark, remark;
 	struct co_queue destage_wake, destage_done;
 	struct co_sem destage_sem;
 	uint8_t *run_mem;	/* destage_parallel buffers of WL_RUN_MAX */
@@ -115,6 +116,7 @@ struct wlog {
 	uint64_t applied_seq, durable_seq, want_seq;
 	uint64_t unapplied_records;
 	struct co_mutex group_lock, admit_lock;
+	struct co_mutex attach_lock; /* attach, detach and drop are one at a time */
 	struct co_queue commit_wake, commit_done, space;
 	bool commit_running, stop, ticker_running;
 	int failed;
@@ -136,6 +138,7 @@ struct wlog {
 	/* checkpoint */
 	uint32_t durable_tail_seg;
 	bool sb_dirty, space_wanted, ticker_kicked;
+	unsigned draining;	/* drains of all volumes */
 	unsigned room_waiters;	/* on some volume's `room` */
 	uint64_t space_need;	/* bytes that the largest waiting request will take of the ring */
 	uint64_t clean_spent;	/* bytes copied forward since anybody got room or anything was destaged */
@@ -168,8 +171,11 @@ co_fn int co_wl_dev_read(struct wlog *w, int side, uint64_t pos, void *buf, uint
 co_fn int co_wl_checkpoint(struct wlog *w);
 /* The same for who holds dev.lock. */
 co_fn int co_wl_super_write(struct wlog *w);
-/* Reads both slots of one device; the newer valid one. */
-co_fn int co_wl_super_read(struct disk *d, struct wl_super *ret, struct err *err);
+/*
+ * Reads both slots of one device; the newer valid one. *ret_half (may be NULL) says that the other is damaged or cannot be read, so that it may have
+ * been the newer.
+ */
+co_fn int co_wl_super_read(struct disk *d, struct wl_super *ret, bool *ret_half, struct err *err);
 void wl_kick_ticker(struct wlog *w);
 co_fn void co_wl_ticker(void *arg);
 

@@ -106,13 +106,17 @@ static co_fn int co_layer_resize(struct disk *d, uint64_t size)
 	struct wlog_volume *v = volume_of(d);
 	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
 
-	/* Records of the old size must not outlive it. */
+	/* Records of the old size must not outlive it: the floor is durable before it changes. */
 	int r = co_wlog_drain_volume(d, NULL);
+	if (r == 0)
+		r = co_wl_checkpoint(v->w);
 	if (r == 0)
 		r = co_disk_resize(d->file, size, NULL);
 	if (r < 0)
 		return r;
 	rec->size = d->size = size;
+	if (v->has_stamp)	/* it moved, and nobody else did it */
+		co_disk_stamp(d->file, &rec->stamp, &rec->stamp_wall);
 	return co_wl_checkpoint(v->w);
 }
 
@@ -188,17 +192,20 @@ static co_fn void co_layer_close(struct disk *d)
 	wl_destage_kick(v);
 	while (v->running)
 		co_queue_wait(&v->destage_done, "the destager to stop");
+	/* Nobody attaches it again before its layer is gone. */
+	co_mutex_lock(&w->attach_lock);
 	bool clean = v->map.entries == 0 && v->fresh.entries == 0 && !w->failed;
 
 	v->attached = false;
 	w->sb.vol[v->slot].flags = wl_volume_flags(v);
-	int r = w->failed ? w->failed : co_wl_checkpoint(w);
-	if (r == 0 && clean && !v->config.no_mark)
+	int r = co_wl_checkpoint(w);
+	if (r == 0 && clean && v->has_mark)
 		co_disk_mark_set(image, "", NULL);
 	munmap(v->run_mem, (uint64_t)w->config.destage_parallel * WL_RUN_MAX);
 	v->run_mem = NULL;
 	/* The layer is done with; what the log knows of the volume lives on. */
 	disk_fini(d);
-	co_disk_close(image);
 	memset(d, 0, sizeof(*d));
+	co_mutex_unlock(&w->attach_lock);
+	co_disk_close(image);
 }

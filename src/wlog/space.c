@@ -280,6 +280,22 @@ static unsigned collect_victims(struct wlog *w, struct victim *out)
 	return n;
 }
 
+/* Its volume may have been dropped, its data discarded or destaged, while something was waited for. Its batch is pinned. */
+static bool is_still_there(struct wlog *w, const struct victim *c)
+{
+	if (w->by_slot[c->e.volume] != c->v)
+		return false;
+	if (!c->fifo)
+		return true;	/* copy_current() looks at the map */
+	list_for_each(&c->e.batch->entries, l) {
+		const struct wl_entry *e = container_of(l, struct wl_entry, on_batch);
+
+		if (!e->map && e->volume == c->e.volume && e->rno == c->e.rno && e->off == c->e.off && e->len == c->e.len)
+			return true;
+	}
+	return false;
+}
+
 /* Appends what is still current of [off, end) of the victim, whose bytes are at `data`. */
 static int copy_current(struct wlog *w, struct victim *c, const uint8_t *data)
 {
@@ -334,6 +350,10 @@ co_fn void co_wl_clean(struct wlog *w)
 			w->clean_spent += WL_D_SIZE + e->rec_len;
 			if (e->type == WL_WRITE)
 				r = co_wl_read_piece(w, e->batch, e, e->off, e->len, w->clean_buf);
+			if (!is_still_there(w, &victims[i])) {
+				r = 0;
+				continue;
+			}
 			if (r == -EBADMSG) {
 				victims[i].v->damaged = true;
 				r = 0;

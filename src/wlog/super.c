@@ -78,6 +78,8 @@ co_fn int co_wl_super_write(struct wlog *w)
 
 	if (w->failed)
 		return w->failed;
+	if (w->config.read_only)
+		return -EROFS;
 	do {
 		snapshot(w, &tail_seg);
 		w->sb_dirty = false;
@@ -101,7 +103,7 @@ co_fn int co_wl_checkpoint(struct wlog *w)
 	return r;
 }
 
-co_fn int co_wl_super_read(struct disk *d, struct wl_super *ret, struct err *err)
+co_fn int co_wl_super_read(struct disk *d, struct wl_super *ret, bool *ret_half, struct err *err)
 {
 	uint8_t *slot = rt_bufs() ? co_buf_get(rt_bufs(), WL_SB_SLOT) : aligned_alloc(WL_BLOCK, WL_SB_SLOT);
 	struct wl_super *sb = malloc(sizeof(*sb));
@@ -122,6 +124,8 @@ co_fn int co_wl_super_read(struct disk *d, struct wl_super *ret, struct err *err
 			found = 0;
 		}
 	}
+	if (ret_half)
+		*ret_half = (result[0] && result[0] != -EINVAL) || (result[1] && result[1] != -EINVAL);
 	if (found == 0)
 		goto out;
 	/* Of two bad slots the more telling one is reported: damage rather than "not a log". */

@@ -23,11 +23,26 @@ static co_fn int co_check_unused(struct disk *d, struct err *err)
 	struct wl_super *sb = malloc(sizeof(*sb));
 	uint64_t dirty = 0, since = 0;
 	char size[16], age[16];
+	struct err why = ERR_INIT;
+	bool half = false;
 
 	if (!sb)
 		return err_set(err, -ENOMEM, "%s: out of memory", d->name);
-	int r = co_wl_super_read(d, sb, NULL);
+	int r = co_wl_super_read(d, sb, &half, &why);
 
+	if (r == -EBADMSG || r == -ENOTSUP) {
+		r = err_set(err, -EEXIST, "%s; it may hold dirty data: restore it, or overwrite it with --force", why.msg);
+		goto out;
+	}
+	if (r == 0 && half) {
+		r = err_set(err, -EEXIST, "%s: holds a write log one of whose superblocks is damaged, so it may hold dirty data; drain it with `weir "
+			    "log drain`, or overwrite it with --force", d->name);
+		goto out;
+	}
+	if (r < 0 && r != -EINVAL) {
+		err_set(err, r, "%s", why.msg);
+		goto out;
+	}
 	if (r == 0 && !(sb->flags & WL_SB_FLAG_CLEAN)) {
 		r = err_set(err, -EEXIST, "%s: holds a write log that was not stopped in order, so it may hold dirty data; drain it with `weir log "
 			    "drain`, or overwrite it with --force", d->name);
@@ -212,6 +227,12 @@ static int assemble(struct wlog *w, struct disk *const *dev, int ndev, const str
 			}
 		}
 	}
+	unsigned in_sync = 0;
+
+	for (unsigned i = 0; i < w->dev.n; i++)
+		in_sync += w->dev.in_sync[i];
+	if (in_sync == 0)
+		return err_set(err, -EBADMSG, "%s: none of the sides that are named is in sync; name the other side of the mirror", dev[best]->name);
 	for (unsigned i = 0; i < w->dev.n; i++) {
 		if (!w->dev.disk[i])
 			log_warn("write log: one side of its mirror is missing; it goes on without it");
@@ -229,7 +250,7 @@ static co_fn int co_read_supers(struct disk *const *dev, int ndev, struct wl_sup
 	bool found = false;
 
 	for (int i = 0; i < ndev; i++) {
-		result[i] = co_wl_super_read(dev[i], &sb[i], &each[i]);
+		result[i] = co_wl_super_read(dev[i], &sb[i], NULL, &each[i]);
 		found |= result[i] == 0;
 	}
 	if (!found)
@@ -277,6 +298,7 @@ static struct wlog *alloc_log(const struct wlog_config *config)
 	co_mutex_init(&w->dev.lock);
 	co_mutex_init(&w->group_lock);
 	co_mutex_init(&w->admit_lock);
+	co_mutex_init(&w->attach_lock);
 	co_queue_init(&w->commit_wake);
 	co_queue_init(&w->commit_done);
 	co_queue_init(&w->space);
