@@ -5,6 +5,9 @@
  * Block sizes are RT_BUF_ALIGN << order. All bookkeeping is beside the memory, in one entry for each smallest block, so that
  * free memory is never touched. A freed block merges with its buddy as long as that is free as well.
  *
+ * For I/O a pool is cut into pieces of 2 MiB, which no buffer up to that size crosses. A piece is registered with the ring when
+ * the first transfer uses it, so that the kernel need not pin its pages each time; that stops where RLIMIT_MEMLOCK says so.
+ *
  * Invariants
  *  (1) a free block is on the list of its order, and its first entry says so (`free`, `order`);
  *  (2) two free buddies of one order exist only at the top order;
@@ -13,6 +16,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "rt/buf.h"
@@ -21,7 +25,10 @@
 #define ORDERS 14u			/* 4 KiB .. 32 MiB */
 #define NONE UINT32_MAX
 #define HUGE_PAGE (2u << 20)
-#define KEEP HUGE_PAGE			/* stays when the pool is idle */
+#define PIECE HUGE_PAGE
+#define KEEP PIECE			/* stays when the pool is idle */
+#define FIXED_SLOTS 1024u
+#define NOT_REGISTERED UINT16_MAX
 #define IDLE_NS 1000000000ull
 
 static_assert(((uint64_t)RT_BUF_ALIGN << (ORDERS - 1)) == RT_BUF_MAX, "the top order is the largest buffer");
@@ -40,12 +47,14 @@ struct buf_waiter {
 };
 
 struct rt_bufpool {
+	struct list node;		/* rt->pools */
 	struct rt *rt;
 	char *map, *base;
 	size_t map_len;
 	uint64_t size, used, peak;	/* `peak` since memory was last given back */
 	uint64_t gets, gets_seen;
 	struct block *blocks;
+	uint16_t *slots;		/* of each piece: its place in the ring's table, or NOT_REGISTERED */
 	uint32_t heads[ORDERS];
 	struct list waiters;
 	struct rt_timer idle;
@@ -129,6 +138,90 @@ static void reset_lists(struct rt_bufpool *p)
 		push(p, (uint32_t)((at - RT_BUF_MAX) / RT_BUF_ALIGN), ORDERS - 1);
 }
 
+/* Registered pieces */
+
+static bool make_fixed_table(struct rt *rt)
+{
+	rt->fixed_tried = true;
+	rt->fixed_free = malloc(FIXED_SLOTS * sizeof(*rt->fixed_free));
+	if (!rt->fixed_free || io_uring_register_buffers_sparse(&rt->ring, FIXED_SLOTS) < 0)
+		return false;
+	for (unsigned i = 0; i < FIXED_SLOTS; i++)
+		rt->fixed_free[i] = (uint16_t)(FIXED_SLOTS - 1 - i);
+	rt->fixed_free_n = FIXED_SLOTS;
+	return true;
+}
+
+static int set_slot(struct rt *rt, unsigned slot, void *base, size_t len)
+{
+	struct iovec iov = { base, len };
+
+	return io_uring_register_buffers_update_tag(&rt->ring, slot, &iov, NULL, 1);
+}
+
+static int register_piece(struct rt_bufpool *p, size_t piece)
+{
+	struct rt *rt = p->rt;
+	uint16_t slot;
+
+	if (!rt->fixed_free_n && (rt->fixed_tried || !make_fixed_table(rt)))
+		return -1;
+	slot = rt->fixed_free[rt->fixed_free_n - 1];
+	if (set_slot(rt, slot, p->base + piece * PIECE, PIECE) < 0) {
+		/* The limit is reached; it would be again. */
+		rt->fixed_free_n = 0;
+		return -1;
+	}
+	rt->fixed_free_n--;
+	p->slots[piece] = slot;
+	return slot;
+}
+
+static void unregister_pieces(struct rt_bufpool *p, size_t first)
+{
+	struct rt *rt = p->rt;
+
+	for (size_t i = first; i < p->size / PIECE; i++) {
+		if (p->slots[i] == NOT_REGISTERED)
+			continue;
+		if (set_slot(rt, p->slots[i], NULL, 0) >= 0)
+			rt->fixed_free[rt->fixed_free_n++] = p->slots[i];
+		p->slots[i] = NOT_REGISTERED;
+	}
+}
+
+static bool pool_has(const struct rt_bufpool *p, const char *addr)
+{
+	return addr >= p->base && addr < p->base + p->size;
+}
+
+static struct rt_bufpool *pool_of(struct rt *rt, const char *addr)
+{
+	if (rt->last_pool && pool_has(rt->last_pool, addr))
+		return rt->last_pool;
+	list_for_each(&rt->pools, n) {
+		struct rt_bufpool *p = container_of(n, struct rt_bufpool, node);
+
+		if (pool_has(p, addr))
+			return rt->last_pool = p;
+	}
+	return NULL;
+}
+
+int bufs_fixed_index(struct rt *rt, const void *addr, size_t len)
+{
+	struct rt_bufpool *p = pool_of(rt, addr);
+	size_t at, piece;
+
+	if (!p || len == 0)
+		return -1;
+	at = (size_t)((const char *)addr - p->base);
+	piece = at / PIECE;
+	if ((at + len - 1) / PIECE != piece)
+		return -1;
+	return p->slots[piece] != NOT_REGISTERED ? p->slots[piece] : register_piece(p, piece);
+}
+
 /* Memory goes back to the kernel after a second without use. */
 
 static void idle_check(struct rt_timer *t)
@@ -143,6 +236,7 @@ static void idle_check(struct rt_timer *t)
 		return;
 	}
 	reset_lists(p);
+	unregister_pieces(p, KEEP / PIECE);
 	madvise(p->base + KEEP, p->size - KEEP, MADV_DONTNEED);
 	p->peak = 0;
 }
@@ -171,16 +265,20 @@ int rt_bufpool_create(struct rt *rt, uint64_t bytes, struct rt_bufpool **ret, st
 	p->map_len = size + HUGE_PAGE;
 	p->map = mmap(NULL, p->map_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	p->blocks = calloc(size / RT_BUF_ALIGN, sizeof(*p->blocks));
-	if (p->map == MAP_FAILED || !p->blocks) {
+	p->slots = malloc(size / PIECE * sizeof(*p->slots));
+	if (p->map == MAP_FAILED || !p->blocks || !p->slots) {
 		if (p->map != MAP_FAILED)
 			munmap(p->map, p->map_len);
 		free(p->blocks);
+		free(p->slots);
 		free(p);
 		return err_set(err, -ENOMEM, "no memory for a buffer pool of %llu MiB", (unsigned long long)size >> 20);
 	}
 	p->base = (char *)(((uintptr_t)p->map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
 	madvise(p->base, size, MADV_HUGEPAGE);
+	memset(p->slots, 0xff, size / PIECE * sizeof(*p->slots));	/* NOT_REGISTERED */
 	list_init(&p->waiters);
+	list_add_tail(&rt->pools, &p->node);
 	reset_lists(p);
 	*ret = p;
 	return 0;
@@ -191,10 +289,14 @@ void rt_bufpool_destroy(struct rt_bufpool *p)
 	if (!p)
 		return;
 	assert(p->used == 0 && list_empty(&p->waiters));
-	if (rt_self() == p->rt)
-		rt_timer_cancel(&p->idle);
+	timer_cancel(p->rt, &p->idle);
+	unregister_pieces(p, 0);
+	list_del(&p->node);
+	if (p->rt->last_pool == p)
+		p->rt->last_pool = NULL;
 	munmap(p->map, p->map_len);
 	free(p->blocks);
+	free(p->slots);
 	free(p);
 }
 

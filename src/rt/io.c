@@ -2,8 +2,10 @@
 /*
  * I/O on the reactor's ring.
  *
- * An operation is an rt_op on the caller's stack; the coroutine parks until its completion. Receiving always goes
- * through the ring, so that the one io_uring_enter() that waits also submits; sending is tried directly.
+ * An operation is an rt_op on the caller's stack; the coroutine parks until its completion. Receiving goes through the ring, so that
+ * the one io_uring_enter() that waits also submits; sending is tried directly. Measured with tests/perf/rt_perf over a socket
+ * pair, 28 bytes in and 16 out, processor time of the server for one round trip: 6.8 us like that, 8.1 us with both through the
+ * ring, 6.9 us with recv(2) tried first.
  */
 #include <assert.h>
 #include <errno.h>
@@ -57,13 +59,19 @@ static co_fn ssize_t co_transfer(int opcode, int fd, const void *addr, unsigned 
 {
 	struct rt *rt = rt_self();
 	struct io_uring_sqe *sqe;
-	int r;
+	int fixed = -1, r;
 
 	if (rt->sim)
 		return -ENOSYS;
+	if (opcode == IORING_OP_READ || opcode == IORING_OP_WRITE)
+		fixed = bufs_fixed_index(rt, addr, len);
+	if (fixed >= 0)
+		opcode = opcode == IORING_OP_READ ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED;
 	do {
 		sqe = ring_sqe(rt);
 		io_uring_prep_rw(opcode, sqe, fd, addr, len, off);
+		if (fixed >= 0)
+			sqe->buf_index = (uint16_t)fixed;
 		sqe->rw_flags = rwf;
 		r = co_wait_for(rt, sqe, why);
 	} while (r == -EINTR);

@@ -2,7 +2,8 @@
 /*
  * I/O on this reactor's ring. Each suspends until the kernel has completed it, and returns what the system
  * call would: a count >= 0 or -errno. -EINTR is retried inside; -EAGAIN of sockets is waited for. Short
- * transfers are returned as they are. On a simulated reactor all return -ENOSYS.
+ * transfers are returned as they are. On a simulated reactor all return -ENOSYS. Sending never raises SIGPIPE. Receiving
+ * with MSG_DONTWAIT waits all the same, but co_io_recv() tries recv(2) first: for data that is likely to be there already.
  * Buffers and iovecs stay untouched by the caller until return.
  */
 #pragma once

@@ -49,6 +49,7 @@ static int create(const struct rt_config *config, bool sim, struct rt **ret, str
 	if (!rt)
 		return err_set(err, -ENOMEM, "no memory for a reactor");
 	*rt = (struct rt){ .sim = sim, .wake_fd = -1 };
+	list_init(&rt->pools);
 	r = create_parts(rt, config ? config : &defaults, err);
 	if (r < 0) {
 		rt_destroy(rt);
@@ -90,6 +91,7 @@ void rt_destroy(struct rt *rt)
 	cos_fini(rt);
 	free(rt->heap);
 	free(rt->sim_ready);
+	free(rt->fixed_free);
 	free(rt);
 }
 

@@ -145,6 +145,11 @@ struct rt {
 
 	struct rng rng;
 	struct rt_bufpool *bufs;
+	struct list pools;
+	struct rt_bufpool *last_pool;	/* where bufs_fixed_index() found an address last */
+	uint16_t *fixed_free;	/* free places of the ring's table of buffers */
+	unsigned fixed_free_n;
+	bool fixed_tried;
 	bool stop;		/* sim: rt_sim_stop() */
 	struct rt_stats stats;
 };
@@ -175,6 +180,8 @@ void co_group_child_done(struct co_group *g, int result);
 
 /* timer.c */
 int timers_reserve(struct rt *rt, unsigned n);
+/* While the reactor does not run, too. */
+void timer_cancel(struct rt *rt, struct rt_timer *t);
 /* Calls what is due. */
 void timers_fire(struct rt *rt);
 
@@ -200,6 +207,10 @@ void ring_reap(struct rt *rt);
 void ring_poll(struct rt *rt);
 /* Submits and waits for a completion, until the next timer at most. */
 void ring_wait(struct rt *rt);
+
+/* buf.c */
+/* The place of the registered piece of a pool that holds the whole range, or -1. */
+int bufs_fixed_index(struct rt *rt, const void *addr, size_t len);
 
 /* sim.c */
 int sim_loop(struct rt *rt);

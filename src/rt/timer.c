@@ -104,7 +104,11 @@ void rt_timer_arm(struct rt_timer *t, uint64_t at_ns, void (*fn)(struct rt_timer
 
 void rt_timer_cancel(struct rt_timer *t)
 {
-	struct rt *rt = rt_current;
+	timer_cancel(rt_current, t);
+}
+
+void timer_cancel(struct rt *rt, struct rt_timer *t)
+{
 	unsigned i = t->heap_pos - 1;
 
 	if (!is_armed(rt, t))
@@ -120,7 +124,7 @@ void timers_fire(struct rt *rt)
 	for (unsigned n = rt->heap_n; n > 0 && rt->heap_n > 0 && rt->heap[0].at_ns <= rt->now_ns; n--) {
 		struct rt_timer *t = rt->heap[0].t;
 
-		rt_timer_cancel(t);
+		timer_cancel(rt, t);
 		t->fn(t);
 	}
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Buffer pool: sizes, waiting in order, memory given back. */
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "rt/buf.h"
+#include "rt/io.h"
 #include "test_rt.h"
 
 static struct rt_bufpool *make_pool(struct rt *rt, uint64_t bytes)
@@ -163,11 +166,100 @@ static void an_idle_pool_gives_its_memory_back(void)
 	rt_destroy(rt);
 }
 
+/* Input and output */
+
+static void fill(char *b, size_t len, unsigned seed)
+{
+	for (size_t i = 0; i < len; i++)
+		b[i] = (char)(seed + i * 31 + i / 4096);
+}
+
+static void check_filled(const char *b, size_t len, unsigned seed)
+{
+	for (size_t i = 0; i < len; i++)
+		if (b[i] != (char)(seed + i * 31 + i / 4096))
+			test_fail("byte %zu is wrong", i);
+}
+
+static co_fn void co_copies(int fd, size_t len, size_t skew)
+{
+	char *a = co_buf_get(pool, len), *b = co_buf_get(pool, len);
+
+	fill(a + skew, len - skew, (unsigned)len);
+	memset(b, 0, len);
+	CHECK_EQ(co_io_write(fd, a + skew, len - skew, 0, 0), (ssize_t)(len - skew));
+	CHECK_EQ(co_io_read(fd, b + skew, len - skew, 0), (ssize_t)(len - skew));
+	check_filled(b + skew, len - skew, (unsigned)len);
+	for (size_t i = 0; i < skew; i++)
+		CHECK_EQ(b[i], 0);
+	rt_buf_put(pool, a);
+	rt_buf_put(pool, b);
+}
+
+static co_fn void co_does_io(void *arg)
+{
+	FILE *f = tmpfile();
+	int fd = fileno(f);
+	char *low, *b;
+
+	for (int round = 0; round < 2; round++) {
+		for (size_t len = 512; len <= 8u << 20; len *= 2) {
+			co_copies(fd, len, 0);
+			co_copies(fd, len, 3);
+		}
+		/* Memory that came back after a rest is the memory that the kernel fills. */
+		low = co_buf_get(pool, 16u << 20);
+		b = co_buf_get(pool, 4096);
+		memset(b, 9, 4096);
+		CHECK_EQ(co_io_write(fd, b, 4096, 0, 0), 4096);
+		rt_buf_put(pool, low);
+		rt_buf_put(pool, b);
+		for (int i = 0; i < 100 && arg && resident(b, 4096); i++)
+			co_sleep_ns(100000000);
+		CHECK(!arg || resident(b, 4096) == 0);
+		arg = NULL;
+	}
+	fclose(f);
+}
+
+static void transfers_use_the_pools_memory(void)
+{
+	struct rt *rt = make_rt(NULL);
+
+	pool = make_pool(rt, RT_BUF_MAX);
+	CHECK_EQ(rt_run(rt, co_does_io, &pool), 0);
+	rt_bufpool_destroy(pool);
+	/* A second pool on the same ring. */
+	pool = make_pool(rt, RT_BUF_MAX);
+	CHECK_EQ(rt_run(rt, co_does_io, NULL), 0);
+	rt_bufpool_destroy(pool);
+	rt_destroy(rt);
+}
+
+/* With a limit on locked memory as an ordinary user has it. */
+static void without_locked_memory_transfers_work_the_same(void)
+{
+	int status;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){ 3u << 20, 3u << 20 });
+		if (setgid(65534) < 0 || setuid(65534) < 0)
+			_exit(geteuid() == 0);
+		transfers_use_the_pools_memory();
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+}
+
 int main(void)
 {
 	RUN(a_pool_is_a_power_of_two_of_at_least_one_buffer);
 	RUN(buffers_are_aligned_and_all_memory_can_be_used);
 	RUN(who_waits_is_served_in_order);
 	RUN(an_idle_pool_gives_its_memory_back);
+	RUN(transfers_use_the_pools_memory);
+	RUN(without_locked_memory_transfers_work_the_same);
 	return 0;
 }
