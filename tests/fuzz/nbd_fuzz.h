@@ -160,7 +160,7 @@ static inline co_fn void co_fuzz_main(void *arg)
 {
 	struct fuzz_run *r = arg;
 	struct err err = ERR_INIT;
-	struct nbd_server_config config = { .max_in_flight = 16, .max_requests = 24 };
+	struct nbd_server_config config = { .max_in_flight = 16, .max_requests = 24, .memory = 1 };
 	struct nbd_server *s;
 	struct disk *d;
 	struct volume *v;

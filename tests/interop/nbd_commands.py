@@ -246,6 +246,24 @@ def a_flush_on_one_connection_covers_writes_of_another():
                     equal(f.read(4096), b"%4d" % i * 1024, "block %d after SIGKILL" % i)
 
 
+def fua_and_flush_reach_the_disk():
+    with Server("delay:flush=300ms,fua=300ms:mem:8M") as slow, client(slow) as h:
+        for what, wait, fn in (("a write", False, lambda: h.pwrite(b"x" * 4096, 0)),
+                               ("a write with FUA", True, lambda: h.pwrite(b"x" * 4096, 0, nbd.CMD_FLAG_FUA)),
+                               ("zeroes with FUA", True, lambda: h.zero(4096, 0, nbd.CMD_FLAG_FUA)),
+                               ("a flush", True, h.flush)):
+            start = time.monotonic()
+            fn()
+            check(not wait or time.monotonic() - start >= 0.29, what + " waits for stable media")
+
+
+def errors_of_the_disk_reach_the_client():
+    for name, number in (("EIO", errno.EIO), ("ENOSPC", errno.ENOSPC), ("EROFS", errno.EPERM)):
+        for op in ("write", "read"):
+            with Server("fault:op=%s,error=%s:mem:8M" % (op, name)) as s, client(s) as h:
+                fails(op, number, *((h.pwrite, b"x" * 512, 0) if op == "write" else (h.pread, 512, 0)))
+
+
 def errors_carry_a_text():
     with Raw(srv).negotiate(structured=True) as c:
         c.request(READ, 1 << 50, 512)
