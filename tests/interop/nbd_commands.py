@@ -136,6 +136,13 @@ def write_zeroes_reads_as_zeroes_with_every_flag():
             check(h.pread(234, 1000) == b"z" * 234 and h.pread(100, 51234) == b"z" * 100, "what is around")
 
 
+def no_hole_leaves_no_hole():
+    with client(srv) as h:
+        h.pwrite(b"n" * 65536, 0)
+        h.zero(65536, 0, nbd.CMD_FLAG_NO_HOLE)
+        check(all(not flags & 1 for _, flags in extents(h, 65536, 0)), "nothing of it is a hole")
+
+
 def fast_zero_is_fast_or_not_supported():
     with client(srv) as h:
         h.pwrite(b"f" * 65536, 0)

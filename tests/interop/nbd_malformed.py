@@ -187,6 +187,24 @@ def a_client_that_takes_nothing_does_not_stop_others():
             c.chunk()
             c.recv(4096)
         check(srv.rss() < 400 << 20, "resident memory is %d MiB" % (srv.rss() >> 20))
+        check("cut off" not in srv.text(), "nobody had to be cut off to make room")
+
+
+def large_replies_do_not_interleave():
+    n, size = 64, 1 << 19
+    with Raw(srv).negotiate() as c:
+        for i in range(n):
+            equal(c.do(WRITE, i * size, size, data=bytes([i + 1]) * size), 0, "a write")
+        for i in range(n):
+            c.request(READ, i * size, size, cookie=i)
+        time.sleep(0.2)     # the socket is full, and all replies wait behind the first
+        seen = set()
+        for i in range(n):
+            error, kind, cookie, _ = c.chunk()
+            equal(error, 0, "error")
+            check(c.recv(size) == bytes([cookie + 1]) * size, "the data of reply %d" % cookie)
+            seen.add(cookie)
+        equal(len(seen), n, "replies")
 
 
 def thousand_connections_leave_no_descriptor():
