@@ -52,6 +52,30 @@ static co_fn int co_copy_piece(struct wlog *w, unsigned side, uint64_t pos, uint
 	return r;
 }
 
+/*
+ * A side that comes back may hold batches at the heads of segments that are free, which the other side has given up since: see co_scrub_given_up(). The
+ * segments from the n-th behind `seg` on were free when the rebuild began; those that the head has reached meanwhile were written anew.
+ */
+static co_fn int co_wipe_free(struct wlog *w, unsigned side, uint32_t seg, uint32_t n)
+{
+	static const uint8_t zero[WL_BLOCK];
+	uint32_t count = w->sb.seg_count;
+	int r = 0;
+
+	for (uint32_t i = n; i < count && r == 0 && !w->stop; i++) {
+		uint32_t s = (seg + i) % count;
+
+		co_mutex_lock(&w->dev.lock);
+		bool is_free = (s + count - w->head_seg - 1) % count < wl_free_segments(w);
+		if (!w->dev.rebuilding)
+			r = -EIO;
+		else if (is_free)
+			r = co_disk_write(w->dev.disk[side], wl_segment_pos(w, s), zero, WL_BLOCK, DISK_BACKGROUND);
+		co_mutex_unlock(&w->dev.lock);
+	}
+	return r == 0 ? co_disk_flush(w->dev.disk[side]) : r;
+}
+
 static co_fn int co_copy_live(struct wlog *w, unsigned side)
 {
 	uint32_t seg = w->durable_tail_seg, n = w->sb.seg_count - wl_free_segments(w);
@@ -70,7 +94,7 @@ static co_fn int co_copy_live(struct wlog *w, unsigned side)
 		}
 	}
 	rt_buf_put(rt_bufs(), buf);
-	return r;
+	return r == 0 ? co_wipe_free(w, side, seg, n) : r;
 }
 
 static co_fn void co_rebuilder(void *arg)
@@ -95,44 +119,62 @@ static co_fn void co_rebuilder(void *arg)
 	co_queue_wake_all(&w->commit_done);
 }
 
+/* Takes `dev` (NULL: what is there) in as the side that gets all new writes; under dev.lock. On failure all is as before. */
+static co_fn int co_take_in(struct wlog *w, unsigned side, struct disk *dev)
+{
+	struct wl_dev *d = &w->dev;
+	struct disk *old = d->disk[side];
+	int r = co_wipe_superblocks(w, dev ? dev : old);
+
+	if (r < 0)
+		return r;
+	if (dev)
+		d->disk[side] = dev;
+	d->n = max(d->n, side + 1);
+	d->in_sync[side] = false;
+	d->error[side] = 0;
+	d->rebuilding = true;
+	uuid_random(&w->sb.side_uuid[side]);
+	w->sb.nsides = d->n;
+	w->rebuild_side = side;
+	w->rebuild_running = true;
+	r = co_wl_super_write(w);
+	if (r == 0)
+		r = co_spawn("log rebuild", co_rebuilder, w);
+	if (r < 0) {
+		d->rebuilding = w->rebuild_running = false;
+		d->disk[side] = old;
+	}
+	return r;
+}
+
 co_fn int co_wlog_rebuild(struct wlog *w, struct disk *dev, struct err *err)
 {
 	struct wl_dev *d = &w->dev;
+	struct disk *old = NULL;
 
-	if (w->failed || w->stop)
-		return err_set(err, -EIO, "write log: has failed; nothing can be rebuilt from it");
-	int side = pick_side(w, dev, err);
-	if (side < 0)
-		return side;
+	if (w->config.read_only)
+		return err_set(err, -EROFS, "write log: is open read-only");
 	if (dev && dev->size < w->sb.dev_size)
 		return err_set(err, -ENOSPC, "%s: has %llu bytes; this write log needs %llu", dev->name, (unsigned long long)dev->size,
 			       (unsigned long long)w->sb.dev_size);
-
 	co_mutex_lock(&d->lock);
-	int r = co_wipe_superblocks(w, dev ? dev : d->disk[side]);
+	int side = w->failed || w->stop ? err_set(err, -EIO, "write log: has failed; nothing can be rebuilt from it") : pick_side(w, dev, err);
+	int r = side;
 
-	if (r == 0) {
-		struct disk *old = dev ? d->disk[side] : NULL;
-
-		if (dev)
-			d->disk[side] = dev;
-		d->n = max(d->n, (unsigned)side + 1);
-		d->in_sync[side] = false;
-		d->error[side] = 0;
-		d->rebuilding = true;
-		uuid_random(&w->sb.side_uuid[side]);
-		w->sb.nsides = d->n;
-		w->rebuild_side = side;
-		w->rebuild_running = true;
-		r = co_wl_super_write(w);
-		if (r == 0)
-			r = co_spawn("log rebuild", co_rebuilder, w);
+	if (side >= 0) {
+		old = dev && (unsigned)side < d->n ? d->disk[side] : NULL;
+		r = co_take_in(w, side, dev);
 		if (r < 0)
-			d->rebuilding = w->rebuild_running = false;
-		co_mutex_unlock(&d->lock);
-		co_disk_close(old);
-		return r < 0 ? err_errno(err, r, "write log: cannot be rebuilt") : 0;
+			err_errno(err, r, "%s: cannot be taken into the write log's mirror", dev ? dev->name : d->disk[side]->name);
 	}
 	co_mutex_unlock(&d->lock);
-	return err_errno(err, r, "%s: cannot be written", dev ? dev->name : d->disk[side]->name);
+	if (r < 0 || !old)
+		return r < 0 ? r : 0;
+	/* Nobody asks it any more; what was asked before may take its time, or hang. */
+	disk_cancel(old);
+	while (old->in_flight)
+		co_sleep_ns(1000000);
+	co_disk_close(old);
+	return 0;
 }
