@@ -500,9 +500,10 @@ co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64
 int wl_append_copy(struct wlog_volume *v, const struct wl_entry *e, uint64_t off, uint64_t len, const void *data)
 {
 	struct wlog *w = v->w;
-	uint64_t bytes = e->type == WL_WRITE ? len : 0;
+	uint8_t type = e->type == WL_WRITE && !data ? WL_LOST : e->type;
+	uint64_t bytes = type == WL_WRITE ? len : 0;
 	struct iovec iov = { (void *)data, len };
-	struct wl_desc d = { .type = e->type, .flags = WL_D_FLAG_COPY, .volume = v->slot, .off = off, .len = len,
+	struct wl_desc d = { .type = type, .flags = WL_D_FLAG_COPY, .volume = v->slot, .off = off, .len = len,
 			     .rno = e->rno, .epoch = e->epoch };
 
 	if (w->failed)

@@ -74,7 +74,8 @@ static void dump_super(struct check *c)
 
 static const char *type_name(uint8_t type)
 {
-	return type == WL_WRITE ? "write" : type == WL_ZERO ? "zero" : type == WL_DISCARD ? "discard" : "unknown";
+	return type == WL_WRITE ? "write" : type == WL_ZERO ? "zero" : type == WL_DISCARD ? "discard" :
+	       type == WL_LOST ? "lost" : "unknown";
 }
 
 /* The batch at pos as it must be: header of number `seq` behind `prev`. */
@@ -111,7 +112,7 @@ static unsigned check_batch(struct check *c, uint64_t pos, const struct wl_bhead
 		bool ok;
 
 		wl_desc_decode(desc + i * WL_D_SIZE, &d);
-		ok = wl_desc_is_sane(&d, h) && (d.type != WL_WRITE || crc32c(0, c->buf + d.data, d.len) == d.crc);
+		ok = wl_desc_is_sane(&d, h) && d.type != WL_LOST && (d.type != WL_WRITE || crc32c(0, c->buf + d.data, d.len) == d.crc);
 		if (c->dump)
 			say(c, "  record %-8" PRIu64 " volume %-2u epoch %-6" PRIu64 " %-7s %" PRIu64 "+%" PRIu64 "%s%s", d.rno, d.volume, d.epoch,
 			    type_name(d.type), d.off, d.len, d.flags & WL_D_FLAG_COPY ? "  copy" : "", ok ? "" : "  DAMAGED");

@@ -40,18 +40,26 @@ void wl_fifo_clear(struct wlog_volume *v)
 		wl_fifo_drop(v, list_first(&v->fifo, struct wl_entry, fifo));
 }
 
+static void move_entry(struct wl_entry *e, const struct wl_entry *t)
+{
+	list_del(&e->on_batch);
+	list_add_tail(&t->batch->entries, &e->on_batch);
+	e->batch = t->batch;
+	e->type = t->type;	/* a write may have been found lost */
+	e->rec_data = t->rec_data;
+	e->rec_len = t->rec_len;
+	e->rec_crc = t->rec_crc;
+}
+
 /* The record `t` lies somewhere else now: so do its pieces in the round that is being written, or they would pin its old batch. */
 static void move_pieces(struct wl_map *m, const struct wl_entry *t)
 {
 	for (struct wl_entry *e = wl_map_find(m, t->off); e && e->off < t->off + t->len; e = wl_map_next(e)) {
 		if (e->rno != t->rno)
 			continue;
-		list_del(&e->on_batch);
-		list_add_tail(&t->batch->entries, &e->on_batch);
-		e->batch = t->batch;
-		if (e->type == WL_WRITE)
-			e->data = e->data - e->rec_data + t->rec_data;
-		e->rec_data = t->rec_data;
+		m->bytes -= e->type != t->type ? e->len : 0;
+		e->data = t->type == WL_WRITE ? e->data - e->rec_data + t->rec_data : 0;
+		move_entry(e, t);
 	}
 }
 
@@ -64,11 +72,9 @@ static int apply_fifo(struct wlog *w, struct wlog_volume *v, const struct wl_ent
 			if (e->rno > t->rno)
 				break;
 			if (e->rno == t->rno && e->off == t->off && e->len == t->len) {
-				list_del(&e->on_batch);
-				list_add_tail(&t->batch->entries, &e->on_batch);
-				e->batch = t->batch;
+				v->fifo_bytes -= e->type != t->type ? e->len : 0;
 				e->data = t->data;
-				e->rec_data = t->rec_data;
+				move_entry(e, t);
 				move_pieces(&v->round, t);
 				return 0;
 			}

@@ -99,14 +99,14 @@ static co_fn int co_destage_run(void *arg)
 /* The run that begins with `e`. */
 static void make_run(struct run *r, const struct wl_entry *e)
 {
-	uint64_t max_len = e->type == WL_WRITE ? WL_RUN_MAX : UINT64_MAX;
+	uint64_t max_len = wl_is_zeroes(e->type) ? UINT64_MAX : WL_RUN_MAX;
 
 	r->off = e->off;
-	r->zero = e->type != WL_WRITE;
+	r->zero = wl_is_zeroes(e->type);
 	r->unmap = e->type == WL_DISCARD;
 	r->len = min(e->len, max_len);
 	for (const struct wl_entry *n = wl_map_next(e); r->len < max_len && n; n = wl_map_next(n)) {
-		if (n->off != r->off + r->len || (n->type == WL_WRITE) == r->zero || (n->type == WL_DISCARD) != r->unmap)
+		if (n->off != r->off + r->len || wl_is_zeroes(n->type) != r->zero || (n->type == WL_DISCARD) != r->unmap)
 			break;
 		r->len = min(r->len + n->len, max_len);
 	}

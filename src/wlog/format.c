@@ -252,6 +252,7 @@ bool wl_desc_is_sane(const struct wl_desc *d, const struct wl_bhead *h)
 		return d->data >= WL_B_HEADER + h->index_len && d->len <= WL_MAX_BATCH && d->data + d->len <= data_end;
 	case WL_ZERO:
 	case WL_DISCARD:
+	case WL_LOST:
 		return true;
 	default:
 		return false;

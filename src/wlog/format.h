@@ -140,7 +140,17 @@ struct wl_bhead {
 	uint32_t length, payload, count, desc_crc, index_len, index_crc, flags, segment;
 };
 
-enum wl_type { WL_WRITE = 1, WL_ZERO = 2, WL_DISCARD = 3 };
+enum wl_type {
+	WL_WRITE = 1,
+	WL_ZERO = 2,
+	WL_DISCARD = 3,
+	WL_LOST = 4,		/* a write whose data was damaged when it was brought forward: reads of it fail */
+};
+
+static inline bool wl_is_zeroes(uint8_t type)
+{
+	return type == WL_ZERO || type == WL_DISCARD;
+}
 
 enum {				/* byte offsets in a record's descriptor */
 	WL_D_TYPE = 0,		/* 1 */

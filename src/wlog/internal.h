@@ -191,7 +191,10 @@ void wl_batch_put(struct wlog *w, struct wl_batch *b);
 void wl_seal(struct wlog *w);
 co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64_t len, const struct iovec *iov,
 		       int niov, uint64_t *ret_seq);
-/* Brings `len` bytes of a record forward with its number and epoch; without waiting for space. -ENOSPC if there is none now. */
+/*
+ * Brings `len` bytes of a record forward with its number and epoch; without waiting for space. -ENOSPC if there is none now. `data` NULL: the data of a
+ * write is damaged, and the copy says so.
+ */
 int wl_append_copy(struct wlog_volume *v, const struct wl_entry *e, uint64_t off, uint64_t len, const void *data);
 /* Waits until everything up to batch `seq` is durable and applied. */
 co_fn int co_wl_commit_upto(struct wlog *w, uint64_t seq);
@@ -228,6 +231,8 @@ uint64_t wl_dirty_bytes(const struct wlog_volume *v);
 /* Copies or reads a piece of a record into `dst`, verified. -EBADMSG: damaged. */
 co_fn int co_wl_read_piece(struct wlog *w, struct wl_batch *b, const struct wl_entry *piece, uint64_t off, uint64_t len,
 			   uint8_t *dst);
+/* Tells once what is damaged, and stops changing the volume. */
+void wl_report_damage(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_t len);
 co_fn int co_wl_read(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
 
 /* destage.c */

@@ -90,7 +90,7 @@ static co_fn int co_layer_extent(struct disk *d, uint64_t off, uint64_t len, str
 		struct wl_entry *e = wl_map_find(maps[i], off);
 
 		if (e && e->off <= off) {
-			*ret = (struct disk_extent){ .len = min(end, e->off + e->len) - off, .zero = e->type != WL_WRITE,
+			*ret = (struct disk_extent){ .len = min(end, e->off + e->len) - off, .zero = wl_is_zeroes(e->type),
 						     .hole = e->type == WL_DISCARD };
 			return 0;
 		}

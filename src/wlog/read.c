@@ -54,6 +54,8 @@ co_fn int co_wl_read_piece(struct wlog *w, struct wl_batch *b, const struct wl_e
 	struct wl_entry e = *piece;
 	struct iovec iov = { dst, len };
 
+	if (e.type == WL_LOST)
+		return -EBADMSG;
 	if (e.type != WL_WRITE) {
 		memset(dst, 0, len);
 		return 0;
@@ -112,9 +114,9 @@ static uint64_t make_plan(struct wlog_volume *v, uint64_t off, uint64_t end, uin
 		uint64_t stop = end;
 		struct wl_entry *e = look_up(v, off, &stop);
 
-		if (e && e->type != WL_WRITE) {
+		if (e && wl_is_zeroes(e->type)) {
 			iov_set(iov, niov, off - base, 0, stop - off);
-		} else if (e && e->batch->buf) {
+		} else if (e && e->type == WL_WRITE && e->batch->buf) {
 			iov_copy_in(iov, niov, off - base, e->batch->buf + e->data + (off - e->off), stop - off);
 		} else {
 			p->piece[p->n].off = off;
@@ -158,6 +160,17 @@ static co_fn int co_read_gaps(struct wlog_volume *v, const struct plan *p, uint6
 	return r;
 }
 
+void wl_report_damage(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_t len)
+{
+	struct wlog *w = v->w;
+
+	if (!v->damaged)
+		log_error("%s: write log record %llu of volume %s is damaged: reads of bytes %llu..%llu fail; see `weir log check`",
+			  w->dev.disk[0] ? w->dev.disk[0]->name : "log", (unsigned long long)rno, w->sb.vol[v->slot].name,
+			  (unsigned long long)off, (unsigned long long)(off + len));
+	v->damaged = true;
+}
+
 static co_fn int co_run_plan(struct wlog_volume *v, struct plan *p, uint64_t base, const struct iovec *iov, int niov,
 			     unsigned flags)
 {
@@ -170,15 +183,9 @@ static co_fn int co_run_plan(struct wlog_volume *v, struct plan *p, uint64_t bas
 		if (p->piece[i].gap)
 			continue;
 		if (r == 0)
-			r = co_fetch(w, e, p->piece[i].off, p->piece[i].len, iov, niov, p->piece[i].off - base);
+			r = e->type == WL_LOST ? -EBADMSG : co_fetch(w, e, p->piece[i].off, p->piece[i].len, iov, niov, p->piece[i].off - base);
 		if (r == -EBADMSG) {
-			if (!v->damaged)
-				log_error("%s: write log record %llu of volume %s is damaged: reads of bytes %llu..%llu fail; "
-					  "see `weir log check`", w->dev.disk[0] ? w->dev.disk[0]->name : "log",
-					  (unsigned long long)e->rno, w->sb.vol[v->slot].name,
-					  (unsigned long long)p->piece[i].off,
-					  (unsigned long long)(p->piece[i].off + p->piece[i].len));
-			v->damaged = true;
+			wl_report_damage(v, e->rno, p->piece[i].off, p->piece[i].len);
 			r = -EIO;
 		}
 		e->batch->pins--;

@@ -296,7 +296,7 @@ static bool is_still_there(struct wlog *w, const struct victim *c)
 	return false;
 }
 
-/* Appends what is still current of [off, end) of the victim, whose bytes are at `data`. */
+/* Appends what is still current of [off, end) of the victim, whose bytes are at `data` (NULL: damaged). */
 static int copy_current(struct wlog *w, struct victim *c, const uint8_t *data)
 {
 	struct wlog_volume *v = c->v;
@@ -323,7 +323,7 @@ static int copy_current(struct wlog *w, struct victim *c, const uint8_t *data)
 			}
 			to = f->off;
 		}
-		r = wl_append_copy(v, &c->e, from, to - from, data + (from - c->e.off));
+		r = wl_append_copy(v, &c->e, from, to - from, data ? data + (from - c->e.off) : NULL);
 		off = to;
 	}
 	return r;
@@ -354,13 +354,14 @@ co_fn void co_wl_clean(struct wlog *w)
 				r = 0;
 				continue;
 			}
-			if (r == -EBADMSG) {
-				victims[i].v->damaged = true;
+			const uint8_t *data = r == 0 ? w->clean_buf : NULL;
+
+			if (r == -EBADMSG) {	/* goes on as lost, and pins nobody's space */
+				wl_report_damage(victims[i].v, e->rno, e->off, e->len);
 				r = 0;
-				continue;
 			}
 			if (r == 0)
-				r = copy_current(w, &victims[i], w->clean_buf);
+				r = copy_current(w, &victims[i], data);
 			if (r == -EAGAIN)
 				r = co_wl_commit_all(w);
 		}

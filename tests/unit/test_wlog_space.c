@@ -275,6 +275,49 @@ static void a_volume_that_nobody_attached_yet_does_not_stop_the_others(void)
 	env_run(&(struct env_config){ .log_size = WL_FIRST_SEGMENT + (32 * 64 << 10) }, co_unattached);
 }
 
+/* A record that has rotted goes forward as lost: it stalls nobody, and is still no data. */
+static co_fn void co_rotten(struct env *e)
+{
+	for (unsigned mode = 0; mode < 2; mode++) {
+		const struct wlog_volume_config vc = { .destage = mode ? WLOG_DESTAGE_ORDERED : WLOG_DESTAGE_MERGED };
+		struct wl_bhead h;
+		struct env c, d;
+		int r;
+
+		env_fini(e);
+		env_init(e, &(struct env_config){ .log_size = WL_FIRST_SEGMENT + (32 * 64 << 10), .log.no_destage = true });
+		co_env_start(e, 1, &vc);
+		co_put(e, 0, 0, 1, 1);
+		co_put(e, 0, 1, 1, 1);
+		co_put(e, 0, 2, HELD - 2, 1);
+		co_flush(e, 0);
+		env_fork(e, &c, 1);
+		co_env_close(e);
+		env_flip(&c, 0, env_find_batch(&c, 0, 2, &h) + WL_B_HEADER + 99);
+		c.c.log.no_destage = false;
+		co_env_open(&c);
+		co_env_attach(&c, 1, NULL);
+		co_write_around(&c, HELD);
+		env_fork(&c, &d, 2);
+		co_env_close(&c);
+		env_fini(&c);
+		co_env_open(&d);
+		co_env_attach(&d, 0, &vc);
+		EXPECT_BLOCKS(&d, 0, 0, 1, 1);
+		CHECK(co_env_get(d.vol[0], 1, &r) == UINT64_MAX);
+		CHECK_EQ(r, -EIO);
+		EXPECT_BLOCKS(&d, 0, 2, HELD - 2, 1);
+		CHECK_EQ(co_wlog_drain(d.w, NULL, NULL, NULL), -EIO);
+		co_env_close(&d);
+		env_fini(&d);
+	}
+}
+
+static void a_rotten_record_does_not_stop_the_others(void)
+{
+	env_run(NULL, co_rotten);
+}
+
 /* --- Stalled images --- */
 
 static co_fn void co_stalled(struct env *e, unsigned stalled, unsigned small)
@@ -533,6 +576,7 @@ int main(int argc, char **argv)
 	TEST(what_nobody_flushes_is_committed_and_destaged_soon);
 	TEST(a_volume_that_was_detached_dirty_does_not_stop_the_others);
 	TEST(a_volume_that_nobody_attached_yet_does_not_stop_the_others);
+	TEST(a_rotten_record_does_not_stop_the_others);
 	TEST(stalled_images_stall_only_their_own_volumes);
 	TEST(a_stalled_volume_cannot_take_all_of_the_index);
 	TEST(a_commit_makes_room_in_the_quota);
