@@ -168,18 +168,21 @@ def disks_of_one_process_share_a_log_and_keep_their_data_apart():
                     check(c.read(3) == block(i + 1), "%r after SIGKILL" % name)
 
 
-def dirty_data_follows_the_image_and_not_the_name():
+def names_that_were_swapped_are_refused_and_nothing_is_lost():
     with Bed(("a.raw", "b.raw")):
-        with Serve(SLOW + "a.raw", SLOW + "b.raw", "--name", "x", "--name", "y") as s:
+        disks = [SLOW + "a.raw", SLOW + "b.raw"]
+        with Serve(*disks, "--name", "x", "--name", "y") as s:
             for i, name in enumerate((b"x", b"y")):
                 with Client(name) as c:
                     c.write(0, i + 1)
                     c.flush()
             s.kill()
-        with Serve("a.raw", "b.raw", "--name", "y", "--name", "x"):
-            for name, want in ((b"y", 1), (b"x", 2)):
+        p = weir("serve", "--nbd", "unix:nbd", "--log", "log", *disks, "--name", "y", "--name", "x")
+        check(p.returncode == 1 and p.stderr.count("weir serve: ") == 1 and "--name" in p.stderr, p.stderr)
+        with Serve(*disks, "--name", "x", "--name", "y"):
+            for i, name in enumerate((b"x", b"y")):
                 with Client(name) as c:
-                    check(c.read(0) == block(want), "%r has the data of its image" % name)
+                    check(c.read(0) == block(i + 1), "%r afterwards" % name)
 
 
 def a_hanging_image_leaves_what_was_written_safe_in_the_log():
