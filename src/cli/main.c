@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "util/bytes.h"
 
 /* weir help [VERB [COMMAND]] */
 static int cli_help_verb(int argc, char **argv)
@@ -24,12 +23,7 @@ static int cli_help_verb(int argc, char **argv)
 	return 0;
 }
 
-/* Verbs whose file is not there yet are unknown. */
-#pragma weak cli_serve
-#pragma weak cli_log
-#pragma weak cli_perf
-
-static const struct cli_verb all_verbs[] = {
+static const struct cli_verb verbs[] = {
 	{ "serve", cli_serve },
 	{ "log", cli_log },
 	{ "perf", cli_perf },
@@ -39,12 +33,8 @@ static const struct cli_verb all_verbs[] = {
 
 int main(int argc, char **argv)
 {
-	struct cli_verb verbs[ARRAY_SIZE(all_verbs)] = { 0 };
-	int rc, n = 0;
+	int rc;
 
-	for (size_t i = 0; i < ARRAY_SIZE(all_verbs); i++)
-		if (all_verbs[i].run)
-			verbs[n++] = all_verbs[i];
 	if (argc > 1 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))) {
 		printf("weir %s\n", WEIR_VERSION);
 		rc = 0;

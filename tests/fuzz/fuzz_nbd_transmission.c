@@ -19,7 +19,8 @@ struct out {
 static void put(struct out *o, const void *p, size_t n)
 {
 	n = min(n, sizeof(o->buf) - o->len);
-	memcpy(o->buf + o->len, p, n);
+	if (n)
+		memcpy(o->buf + o->len, p, n);
 	o->len += n;
 }
 
