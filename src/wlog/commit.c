@@ -102,7 +102,7 @@ int wl_apply_desc(struct wlog *w, struct wl_batch *b, const struct wl_desc *d)
 	if (r < 0)
 		return r;
 	if (!v->dirty_since)
-		v->dirty_since = b->wall;
+		v->dirty_since = copy && rec->dirty_since ? min(rec->dirty_since, b->wall) : b->wall;
 	if (d->rno >= rec->rno)
 		rec->rno = d->rno + 1;
 	if (d->epoch >= rec->epoch)

@@ -174,12 +174,13 @@ static co_fn void co_end(struct wlog_volume *v)
 	v->w->sb_dirty = true;
 }
 
+/* `since`: nothing that is left is older than that. */
 static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 {
 	struct wlog *w = v->w;
 
 	v->destaged_bytes += bytes;
-	v->dirty_since = is_dirty(v) ? since : 0;
+	v->dirty_since = is_dirty(v) ? max(v->dirty_since, since) : 0;
 	w->clean_spent = 0;
 	wl_advance_tail(w);
 	wl_wake_space(w);
@@ -189,11 +190,13 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 
 static co_fn int co_round_merged(struct wlog_volume *v)
 {
-	uint64_t cap_rno = v->applied_rno, since = rt_wall_ns(), start, end;
+	uint64_t cap_rno = v->applied_rno, start, end;
 	struct wl_entry *first = wl_map_find(&v->map, v->cursor);
 
 	if (!first)
 		first = wl_map_find(&v->map, v->cursor = 0);
+	if (v->cursor == 0)
+		v->lap_since = rt_wall_ns();
 	start = max(v->cursor, first->off);
 	int r = co_write_runs(v, &v->map, start, &end);
 
@@ -201,10 +204,11 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 		r = co_disk_flush(v->disk.file);
 	if (r < 0)
 		return r;
-	v->cursor = end;
 	uint64_t bytes = wl_map_remove(&v->map, &v->w->pool, start, end - start, UINT64_MAX, cap_rno);
 
-	retired(v, bytes, since);
+	/* What was there when the elevator began at the bottom is gone when it has reached the top. */
+	v->cursor = wl_map_find(&v->map, end) ? end : 0;
+	retired(v, bytes, v->cursor == 0 ? v->lap_since : 0);
 	return 0;
 }
 
@@ -279,7 +283,7 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 {
 	struct wlog *w = v->w;
 	struct wl_volrec *rec = &w->sb.vol[v->slot];
-	uint64_t epoch = last_epoch_of_round(v), since = rt_wall_ns(), last = 0, bytes = 0;
+	uint64_t epoch = last_epoch_of_round(v), last = 0, bytes = 0;
 
 	/* Closed, and every record of it applied: none may come behind the floor. */
 	if (rec->epoch == epoch)
@@ -301,7 +305,9 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 		wl_fifo_drop(v, e);
 	}
 	rec->floor_epoch = epoch + 1;
-	retired(v, bytes, since);
+	const struct wl_entry *next = list_first(&v->fifo, struct wl_entry, fifo);
+
+	retired(v, bytes, next ? next->batch->wall : 0);
 	r = co_wl_checkpoint(w);
 	/* Nothing that was brought forward whole can come back from here on. */
 	if (r == 0 && v->config.destage == WLOG_DESTAGE_MERGED && list_empty(&v->fifo)) {
@@ -320,7 +326,7 @@ static bool is_due(struct wlog_volume *v, uint64_t *ret_at)
 	*ret_at = UINT64_MAX;
 	if (!is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining && !w->draining))
 		return false;
-	if (is_urgent(v) || now >= due)
+	if (is_urgent(v) || now >= due || now < v->dirty_since)	/* a clock that was put back */
 		return true;
 	*ret_at = rt_now_ns() + (due - now);
 	return false;

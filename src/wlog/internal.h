@@ -79,7 +79,8 @@ struct wlog_volume {
 	uint64_t dirty_since;	/* wall clock of the oldest dirty data, 0: clean */
 	uint64_t last_io_ns;	/* of the guest */
 	uint64_t run_ns;	/* how long the last image write took */
-	uint64_t cursor;	/* merged destage: where the next round begins */
+	uint64_t cursor;	/* merged destage: where the next round begins; 0: at the bottom */
+	uint64_t lap_since;	/* wall clock when it was there */
 	uint64_t failures;
 	/* destage */
 	bool cancelled;		/* nobody waits for room any more */
