@@ -257,6 +257,51 @@ class Bench:
         out.append(f"{self.a.rounds} rounds of {self.a.seconds} s a cell, medians; {self.total - self.busy} of {self.total} cells started on a quiet machine.")
         return "\n".join(out)
 
+    def median(self, work, who, key):
+        rs = self.cells.get((work, who))
+        return statistics.median(r[key] for r in rs) if rs and key in rs[0] else None
+
+    def targets(self):
+        """The targets that can be seen over NBD: (what, measured, wanted, the least or the most that is wanted)."""
+        m, out = self.median, []
+
+        def add(what, value, wanted, least):
+            if value is not None and wanted is not None:
+                out.append((what, value, wanted, least))
+
+        def ratio(a, b):
+            return a / b if a and b else None
+
+        def best(work, names, key="iops"):
+            return max((m(work, n, key) for n in names if m(work, n, key)), default=None)
+
+        trip = m("randread qd1 ", "weir null", "p50_us")
+        if trip and m("sync", "raw file", "p50_us"):
+            add("write + flush, log: p50, us", m("sync", "weir + log", "p50_us"), m("sync", "raw file", "p50_us") + 2 * trip + 10, False)
+            add("write + flush, log: p99, us", m("sync", "weir + log", "p99_us"), 1.5 * m("sync", "raw file", "p99_us") + 2 * trip, False)
+        peers = [n for n in ("qsd io_uring", "qsd native", "nbdkit file") if m("sync", n, "iops")]
+        if peers:
+            peer = max(peers, key=lambda n: m("sync", n, "iops"))
+            add("write + flush, log: rate over " + peer, ratio(m("sync", "weir + log", "iops"), m("sync", peer, "iops")), 1.6, True)
+            add("write + flush, log: p99 over its p99", ratio(m("sync", "weir + log", "p99_us"), m("sync", peer, "p99_us")), 1, False)
+        slow = "sync slow"
+        add("8 ms image: rate with over without a log", ratio(m(slow, "8 ms + log", "iops"), m(slow, "8 ms", "iops")), 100, True)
+        add("8 ms image with a log: rate over mem: with one", ratio(m(slow, "8 ms + log", "iops"), m(slow, "mem + log", "iops")), 0.9, True)
+        many, one = ("sync16", "16 clients"), ("sync1", "1 client")
+        add("16 clients on 4 volumes over 1 on 1: rate", ratio(m(*many, "iops"), m(*one, "iops")), 3, True)
+        add("16 clients on 4 volumes over 1 on 1: p99", ratio(m(*many, "p99_us"), m(*one, "p99_us")), 3, False)
+        for work, least in (("randread qd1", 1.3), ("randwrite qd1", 1.3), ("randread qd32", 2), ("randwrite qd32", 2)):
+            add(work + ": rate over the better qsd", ratio(m(work, "weir", "iops"), best(work, ("qsd io_uring", "qsd native"))), least, True)
+        return out
+
+    def targets_table(self):
+        out = ["| target | measured | wanted | |", "|---|---:|---:|---|"]
+        for what, value, wanted, least in self.targets():
+            met = value >= wanted if least else value <= wanted
+            verdict = "met" if met else f"missed by {100 * abs(value - wanted) / wanted:.0f} %"
+            out.append(f"| {what} | {value:.2f} | {'at least' if least else 'at most'} {wanted:.2f} | {verdict} |")
+        return "\n".join(out)
+
     def json(self):
         return {"rounds": self.a.rounds, "seconds": self.a.seconds, "cells": self.total, "busy_cells": self.busy,
                 "results": [{"work": w.strip(), "server": who, "runs": rs} for w, who, rs in self.rows()]}
@@ -272,8 +317,8 @@ def main():
     p.add_argument("--quiet", type=float, default=20, help="seconds to wait for a quiet machine before each cell")
     p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting")
     p.add_argument("--only", help="workloads: sync, sync16, randread, ...")
-    p.add_argument("--json")
-    p.add_argument("--markdown")
+    p.add_argument("--json", help="default: bench-results/TIME.json")
+    p.add_argument("--markdown", help="default: bench-results/TIME.md")
     a = p.parse_args()
     a.weir = os.path.abspath(a.weir)
     a.size *= GiB
@@ -289,8 +334,10 @@ def main():
         print("interrupted: what was measured so far", file=sys.stderr)
     finally:
         shutil.rmtree(d, ignore_errors=True)
-    print(b.markdown())
-    for path, text in ((a.json, lambda: json.dumps(b.json(), indent=1)), (a.markdown, b.markdown)):
+    stem = os.path.join("bench-results", time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+    report = b.markdown() + ("\n\n" + b.targets_table() if b.targets() else "")
+    print(report)
+    for path, text in ((a.json or stem + ".json", lambda: json.dumps(b.json(), indent=1)), (a.markdown or stem + ".md", lambda: report)):
         if path:
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with open(path, "w") as f:
