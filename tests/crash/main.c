@@ -175,13 +175,22 @@ static void run_variant(const struct variant *v, uint64_t seed, uint64_t seeds, 
 	fflush(stdout);
 }
 
-/* Sanitizers make everything ten times slower. */
+/* Sanitizers make everything ten times slower. Clang tells of them by another name than gcc. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#endif
+
 static uint64_t scaled(uint64_t cuts)
 {
 	const char *s = getenv("WEIR_CRASH_PERCENT");
 	uint64_t pct = 100;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SANITIZED
 	pct = 10;
 #endif
 	if (s && *s)
