@@ -131,6 +131,11 @@ def over_tcp():
         port = s.getsockname()[1]
     with Program(("127.0.0.1", port), "nbdkit", "-f", "-i", "127.0.0.1", "-p", str(port), "memory", str(SIZE)):
         conform("nbd://127.0.0.1:%d/" % port)
+        try:
+            socket.getaddrinfo("localhost", port)
+        except OSError:
+            print("this machine does not know the name localhost: names are not tested")
+            return
         conform("nbd://localhost:%d/" % port, "slow")
 
 
