@@ -19,6 +19,7 @@
 #include "util/unixsock.h"
 
 #define CLIENTS_MAX 32
+#define LEAVE_TURNS 100u	/* ms */
 #define LINE_MAX_BYTES 4096
 #define SEND_TIMEOUT_NS (5 * 1000000000ull)
 
@@ -26,6 +27,7 @@ struct client {
 	struct list node;
 	struct control *c;
 	int fd;
+	bool leaving;		/* pushed out, and not gone yet */
 	bool busy, skipping;	/* skipping: the rest of a line that is too long */
 	struct rt_timer timer;	/* while sending */
 	size_t len;
@@ -127,7 +129,8 @@ static void push_out_silent(struct control *c)
 	list_for_each(&c->clients, n) {
 		struct client *cl = container_of(n, struct client, node);
 
-		if (!cl->busy) {
+		if (!cl->busy && !cl->leaving) {
+			cl->leaving = true;
 			rt_io_shutdown(cl->fd);
 			return;
 		}
@@ -167,6 +170,9 @@ static co_fn void co_accept_main(void *arg)
 	while (!c->stop) {
 		int fd = co_io_accept(c->sock.fd, NULL, NULL);
 
+		/* A burst of clients: those that were pushed out get their turn to go before anybody is refused. */
+		for (unsigned i = 0; fd >= 0 && c->n >= 2 * CLIENTS_MAX && i < LEAVE_TURNS && !c->stop; i++)
+			co_sleep_ns(1000000);
 		if (fd >= 0)
 			client_start(c, fd);
 		else if (!c->stop)

@@ -236,7 +236,8 @@ co_fn int co_nbd_server_stop(struct nbd_server *s, uint64_t deadline_ns)
 		;
 	list_for_each_safe(&s->conns, n)
 		conn_kill(container_of(n, struct nbd_conn, node));
-	deadline_ns += 50 * 1000000ull;
+	/* What hangs now is the disk; a busy machine only needs a while. */
+	deadline_ns += 250 * 1000000ull;
 	while ((s->nconns || s->acceptors) && co_queue_wait_until(&s->stop_q, deadline_ns, "NBD connections to end"))
 		;
 	if (s->acceptors)
