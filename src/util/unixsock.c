@@ -3,24 +3,52 @@
 #include "util/unixsock.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "util/err.h"
 
-/* connect(2) on a full backlog says EAGAIN: alive as well. */
-static bool somebody_answers(const struct sockaddr_un *sun)
+#define ORPHAN_TURNS 200u	/* of 10 ms */
+
+/*
+ * connect(2) on a full backlog says EAGAIN: alive as well. *ret_orphan: who listens there is a process that has ended; the kernel is still taking its
+ * io_uring down, which holds the socket for a moment after a SIGKILL.
+ */
+static bool somebody_answers(const struct sockaddr_un *sun, bool *ret_orphan)
 {
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	bool alive = fd < 0 || !connect(fd, (const struct sockaddr *)sun, sizeof(*sun)) || errno != ECONNREFUSED;
+	bool connected = fd >= 0 && !connect(fd, (const struct sockaddr *)sun, sizeof(*sun));
+	bool alive = fd < 0 || connected || errno != ECONNREFUSED;
+	struct ucred peer;
+	socklen_t len = sizeof(peer);
 
+	*ret_orphan = connected && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.pid > 0 &&
+		      kill(peer.pid, 0) < 0 && errno == ESRCH;
 	if (fd >= 0)
 		close(fd);
 	return alive;
+}
+
+/* Waits for an orphan to go. */
+static bool is_taken(const struct sockaddr_un *sun)
+{
+	static const struct timespec pause = { .tv_nsec = 10000000 };
+	bool orphan = false;
+
+	for (unsigned i = 0; i < ORPHAN_TURNS; i++) {
+		if (!somebody_answers(sun, &orphan))
+			return false;
+		if (!orphan)
+			return true;
+		nanosleep(&pause, NULL);
+	}
+	return true;
 }
 
 /* The umask, and not chmod(2) afterwards, decides: there is no moment in which others can connect. */
@@ -47,7 +75,7 @@ static int bind_replacing_stale(int fd, const struct sockaddr_un *sun, mode_t mo
 		return ret;
 	if (!S_ISSOCK(st.st_mode))
 		return err_set(err, ret, "%s: exists and is not a socket; remove it or choose another path", path);
-	if (somebody_answers(sun))
+	if (is_taken(sun))
 		return err_set(err, ret, "%s: another process listens there; stop it or choose another path", path);
 	if (unlink(path) < 0)
 		return err_errno(err, -errno, "%s: cannot remove the stale socket", path);
