@@ -10,7 +10,7 @@ need("nbdinfo", "nbdcopy", "qemu-io", "qemu-img", "fio")
 
 
 def run(*args, ok=True):
-    p = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    p = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=120)
     check(not ok or p.returncode == 0, "%s: %s%s" % (" ".join(args), p.stdout, p.stderr))
     return p.stdout
 
@@ -31,7 +31,7 @@ def nbdinfo_shows_every_export():
         equal(run("nbdinfo", "--size", s.uri("second%20disk")).strip(), str(8 << 20), "size")
         for what in ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "df", "multi-conn"):
             run("nbdinfo", "--can", what, s.uri())
-        equal(json.loads(run("nbdinfo", "--json", s.uri()))["exports"][0]["contexts"], ["base:allocation"], "contexts")
+        equal(json.loads(run("nbdinfo", "--no-content", "--json", s.uri()))["exports"][0]["contexts"], ["base:allocation"], "contexts")
 
 
 def nbdinfo_map_adds_up():
