@@ -78,6 +78,10 @@ struct wlog_volume {
 	bool flushed_once;
 	uint64_t dirty_since;	/* wall clock of the oldest dirty data, 0: clean */
 	uint64_t last_io_ns;	/* of the guest */
+	/* A foreseen flush, see layer.c. */
+	uint32_t unflushed;	/* records since the last flush */
+	uint32_t habit;		/* that many came before each of the last `habit_runs` flushes, one at a time */
+	uint32_t habit_runs;
 	uint64_t run_ns;	/* how long the last image write took */
 	uint64_t cursor;	/* merged destage: where the next round begins; 0: at the bottom */
 	uint64_t lap_since;	/* wall clock when it was there */
@@ -155,6 +159,7 @@ struct wlog {
 	uint64_t rebuild_done, rebuild_total;
 
 	uint64_t commits, commit_bytes;
+	uint64_t foreseen;	/* commits that began before their flush came */
 	struct hist commit_latency;
 	uint64_t opened_wall;
 };

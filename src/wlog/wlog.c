@@ -426,6 +426,7 @@ void wlog_get_info(const struct wlog *w, struct wlog_info *ret)
 		.rebuilding = w->dev.rebuilding,
 		.commits = w->commits,
 		.commit_bytes = w->commit_bytes,
+		.commits_foreseen = w->foreseen,
 		.device_errors = w->dev.errors,
 		.devices = w->dev.n,
 		.volumes = volumes,
@@ -495,12 +496,12 @@ void *wlog_status(struct wlog *w)
 		json_array_append_new(devs, json_pack("{s:s, s:s}", "device", w->dev.disk[n] ? w->dev.disk[n]->name : "",
 			"state", !w->dev.disk[n] ? "missing" : w->dev.in_sync[n] ? "in sync" :
 				 w->dev.rebuilding ? "rebuilding" : "out"));
-	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
 		"uuid", uuid_format(&i.uuid, uuid), "size", (json_int_t)i.size, "segment_size", (json_int_t)i.segment_size,
 		"used_bytes", (json_int_t)i.used_bytes, "memory_limit", (json_int_t)i.memory_limit,
 		"index_bytes", (json_int_t)i.memory_bytes, "sequence", (json_int_t)i.sequence, "failed", i.failed,
 		"degraded", i.degraded, "rebuilding", i.rebuilding, "commits", (json_int_t)i.commits,
-		"commit_bytes", (json_int_t)i.commit_bytes,
+		"commit_bytes", (json_int_t)i.commit_bytes, "commits_foreseen", (json_int_t)i.commits_foreseen,
 		"rebuild_done", (json_int_t)w->rebuild_done, "rebuild_total", (json_int_t)w->rebuild_total,
 		"commit_p50_ns", (json_int_t)hist_quantile(&w->commit_latency, 500),
 		"commit_p99_ns", (json_int_t)hist_quantile(&w->commit_latency, 990), "devices", devs, "volumes", vols);

@@ -138,6 +138,7 @@ struct wlog_info {
 	uint64_t sequence;	/* of the next batch */
 	bool clean, failed, degraded, rebuilding;
 	uint64_t commits, commit_bytes, device_errors;
+	uint64_t commits_foreseen; /* of them: begun before their flush came */
 	unsigned devices, volumes;
 	const struct hist *commit_latency;
 };

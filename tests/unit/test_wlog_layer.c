@@ -61,6 +61,63 @@ static void n_flushes_with_a_write_before_each_are_n_device_writes(void)
 	env_run(&c, co_counts);
 }
 
+static uint64_t commits(const struct env *e)
+{
+	struct wlog_info info;
+
+	wlog_get_info(e->w, &info);
+	return info.commits;
+}
+
+/* Nothing but time passes between the last write and the look at the counter. */
+static co_fn void co_expect_commit(struct env *e, uint64_t block, bool want)
+{
+	uint64_t before = commits(e);
+
+	co_put(e, 0, block, 1, 1);
+	co_sleep_ns(100000000);
+	CHECK_EQ(commits(e) - before, want);
+}
+
+static co_fn void co_foreseen(struct env *e)
+{
+	struct wlog_info info;
+
+	co_env_start(e, 2, NULL);
+	co_flush(e, 0);
+	co_flush(e, 1);
+	for (unsigned per_flush = 1; per_flush <= 3; per_flush++) {
+		/* Learnt from the fifth in a row on; the writes before the last one of a habit begin nothing. */
+		for (unsigned flushes = 0; flushes < 8; flushes++) {
+			uint64_t before = commits(e);
+
+			for (unsigned i = 0; i < per_flush; i++)
+				co_expect_commit(e, i, i + 1 == per_flush && flushes >= 5);
+			co_flush(e, 0);
+			CHECK_EQ(commits(e) - before, 1);
+		}
+		/* The habit ends. */
+		for (unsigned i = 0; i < per_flush; i++)
+			co_expect_commit(e, i, i + 1 == per_flush);
+		co_expect_commit(e, 7, false);
+		co_expect_commit(e, 8, false);
+		co_flush(e, 0);
+		co_flush(e, 0);
+	}
+	wlog_get_info(e->w, &info);
+	CHECK_EQ(info.commits_foreseen, 3 * 4);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void a_flush_that_always_follows_is_foreseen(void)
+{
+	struct env_config c = quiet;
+
+	c.log_size = WL_FIRST_SEGMENT + (8 << 20);
+	c.segment = 1 << 20;
+	env_run(&c, co_foreseen);
+}
+
 struct client {
 	struct env *e;
 	unsigned vol, n;
@@ -336,6 +393,7 @@ int main(int argc, char **argv)
 	log_set_level(LOG_NONE);
 #define TEST(fn) do { if (argc < 2 || strstr(#fn, argv[1])) RUN(fn); } while (0)
 	TEST(n_flushes_with_a_write_before_each_are_n_device_writes);
+	TEST(a_flush_that_always_follows_is_foreseen);
 	TEST(clients_of_several_volumes_share_commits);
 	TEST(until_the_first_flush_each_write_is_durable);
 	TEST(requests_of_any_size_up_to_the_largest_are_whole);
