@@ -26,6 +26,7 @@ static int cli_help_verb(int argc, char **argv)
 static const struct cli_verb verbs[] = {
 	{ "serve", cli_serve },
 	{ "log", cli_log },
+	{ "image", cli_image },
 	{ "perf", cli_perf },
 	{ "help", cli_help_verb },
 	{ NULL, NULL }
