@@ -223,6 +223,7 @@ int image_print_json(void *obj)
 int cli_image(int argc, char **argv)
 {
 	static const struct cli_verb verbs[] = {
+		{ "create", cli_image_create },
 		{ "info", cli_image_info },
 		{ "map", cli_image_map },
 		{ "convert", cli_image_convert },

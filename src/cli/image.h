@@ -59,6 +59,7 @@ void image_progress_end(void);
 /* Prints and frees the json_t object `obj`. 0, or -ENOMEM if it is NULL or cannot be printed. */
 int image_print_json(void *obj);
 
+int cli_image_create(int argc, char **argv);
 int cli_image_convert(int argc, char **argv);
 int cli_image_info(int argc, char **argv);
 int cli_image_map(int argc, char **argv);
