@@ -3,16 +3,18 @@
 """
 Speed against the peers: weir with and without its log, qemu-storage-daemon and nbdkit over NBD on the same file, and the file itself.
 
-usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
+usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--tries N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
 
 Everything is interleaved: a round runs each cell once, and the table shows medians over the rounds with the smallest and the largest value. Before each
-cell the machine must have been quiet for a second (bounded wait; the share of cells that started on a busy machine is printed). All sides give the same durability:
+cell the machine must have been quiet for a second (bounded wait), and a cell during which other processes took more than 12 % of the processors is repeated, three times at most;
+how many cells were disturbed all the same is printed. All sides give the same durability:
 qemu-storage-daemon runs with cache.direct=on, nbdkit's file plugin answers a flush with fdatasync, and the raw file is written with O_DIRECT and RWF_DSYNC.
 The raw file and qemu-storage-daemon write 8192 bytes where the others write 8000: they take whole sectors only. The client is fio's nbd engine: its cost, and that of two socket crossings, is part of every NBD row.
 """
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import statistics
@@ -25,9 +27,12 @@ TICK = os.sysconf("SC_CLK_TCK")
 GiB = 1 << 30
 
 
+DISTURBED = 0.12	# of all processors, by others during a cell
+
+
 def cpu_idle():
     with open("/proc/stat") as f:
-        v = list(map(int, f.readline().split()[1:]))
+        v = list(map(int, f.readline().split()[1:9]))
     return v[3] + v[4], sum(v)
 
 
@@ -171,10 +176,11 @@ class Bench:
         rw, qd = workload.split()
         return [["--ioengine=nbd", "--uri=" + uris[0], f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], size]]
 
-    def raw_jobs(self, workload):
+    def raw_jobs(self, workload, who):
         o = ["--ioengine=io_uring", "--direct=1", "--filename=" + self.file, f"--size={min(self.a.size, GiB)}"]
         if workload == "sync":
-            return [o + ["--rw=write", "--bs=8192", "--sync=dsync"]]
+            # Between two writes of a client that waits for its answers the disk rests; some disks answer later after a rest.
+            return [o + ["--rw=write", "--bs=8192", "--sync=dsync"] + (["--thinktime=60"] if who != "raw file" else [])]
         rw, qd = workload.split()
         return [o + [f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:]]]
 
@@ -195,28 +201,45 @@ class Bench:
             lat99.append(p99)
         return {"iops": rate, "p50_us": statistics.median(lat50) / 1e3, "p99_us": max(lat99) / 1e3, "ios": ios}
 
+    def measure(self, workload, who, server):
+        """One run of a cell; adds the share of the processors that others took meanwhile."""
+        idle, total = cpu_idle()
+        own = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if server:
+            server.start_clock()
+        r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who) if server else self.raw_jobs(workload, who)), workload)
+        used = server.cpu() if server else 0
+        if server:
+            r["cpu_us"] = used * 1e6 / max(r["ios"], 1)
+        child = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used += child.ru_utime + child.ru_stime - own.ru_utime - own.ru_stime
+        idle_now, total_now = cpu_idle()
+        r["others"] = max(0.0, (total_now - total - (idle_now - idle) - used * TICK) / max(total_now - total, 1))
+        return r
+
     def cell(self, workload, who):
-        self.total += 1
-        server = None if who == "raw file" else self.server(who)
+        best = None
+        server = None if who.startswith("raw file") else self.server(who)
         try:
-            if not wait_quiet(self.a.quiet):
-                self.busy += 1
-            if server:
-                server.start_clock()
-                r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who)), workload)
-                r["cpu_us"] = server.cpu() * 1e6 / max(r["ios"], 1)
-            else:
-                r = self.digest(self.fio(self.raw_jobs(workload)), workload)
+            for _ in range(self.a.tries):
+                wait_quiet(self.a.quiet)
+                r = self.measure(workload, who, server)
+                if best is None or r["others"] < best["others"]:
+                    best = r
+                if best["others"] <= DISTURBED:
+                    break
         finally:
             if server:
                 server.stop()
-        self.cells.setdefault((workload, who), []).append(r)
-        return r
+        self.total += 1
+        self.busy += best["others"] > DISTURBED
+        self.cells.setdefault((workload, who), []).append(best)
+        return best
 
     # --- the whole ---
 
     PLAN = [
-        ("sync", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("sync", ["raw file", "raw file, 60 us apart", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("sync slow", ["8 ms", "8 ms + log", "mem + log"]),
         ("sync16", ["16 clients"]),
         ("sync1", ["1 client"]),
@@ -233,8 +256,8 @@ class Bench:
         for n in range(self.a.rounds):
             for i, (w, who) in enumerate(plan):
                 r = self.cell(w, who)
-                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:14} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
-                      f"p99 {r['p99_us']:8.0f} us", file=sys.stderr, flush=True)
+                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:21} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
+                      f"p99 {r['p99_us']:8.0f} us  others {r['others'] * 100:3.0f} %", file=sys.stderr, flush=True)
 
     def rows(self):
         for w, whos in self.PLAN:
@@ -254,7 +277,8 @@ class Bench:
             out.append(f"| {w.strip()} | {who} | {med(rs, 'iops'):.0f} | {min(r['iops'] for r in rs):.0f} | {max(r['iops'] for r in rs):.0f} | "
                        f"{med(rs, 'p50_us'):.0f} | {med(rs, 'p99_us'):.0f} | {cpu} |")
         out.append("")
-        out.append(f"{self.a.rounds} rounds of {self.a.seconds} s a cell, medians; {self.total - self.busy} of {self.total} cells started on a quiet machine.")
+        out.append(f"{self.a.rounds} rounds of {self.a.seconds} s a cell, medians; {self.total - self.busy} of {self.total} cells were undisturbed by "
+                   f"other processes (at most {DISTURBED * 100:.0f} % of the processors).")
         return "\n".join(out)
 
     def median(self, work, who, key):
@@ -303,7 +327,7 @@ class Bench:
         return "\n".join(out)
 
     def json(self):
-        return {"rounds": self.a.rounds, "seconds": self.a.seconds, "cells": self.total, "busy_cells": self.busy,
+        return {"rounds": self.a.rounds, "seconds": self.a.seconds, "cells": self.total, "disturbed_cells": self.busy,
                 "results": [{"work": w.strip(), "server": who, "runs": rs} for w, who, rs in self.rows()]}
 
 
@@ -315,7 +339,8 @@ def main():
     p.add_argument("--seconds", type=int, default=3)
     p.add_argument("--size", type=int, default=1, help="GiB of the file")
     p.add_argument("--quiet", type=float, default=20, help="seconds to wait for a quiet machine before each cell")
-    p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting")
+    p.add_argument("--tries", type=int, default=3, help="runs of a cell that other processes disturb")
+    p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting, no repeats")
     p.add_argument("--only", help="workloads: sync, sync16, randread, ...")
     p.add_argument("--json", help="default: bench-results/TIME.json")
     p.add_argument("--markdown", help="default: bench-results/TIME.md")
@@ -324,7 +349,7 @@ def main():
     a.size *= GiB
     a.only = a.only.split(",") if a.only else None
     if a.quick:
-        a.rounds, a.seconds, a.quiet = 2, 1, 0
+        a.rounds, a.seconds, a.quiet, a.tries = 2, 1, 0, 1
     d = tempfile.mkdtemp(prefix="weir-bench-", dir=a.dir)
     b = Bench(a, d)
     try:
