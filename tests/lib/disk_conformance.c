@@ -528,7 +528,7 @@ co_fn void co_disk_conform(struct disk *d, unsigned flags, uint64_t seed)
 	rng_seed(&c.rng, seed);
 	c.model = must_alloc(d->size + 4096);
 	c.buf = must_alloc(d->size + 4096);
-	c.max_len = flags & CONFORM_SLOW ? 100000 : 700000;
+	c.max_len = flags & CONFORM_SLOW || TEST_SANITIZED ? 100000 : 700000;
 	CONFORM(co_fill);
 	CONFORM(co_zero_length_succeeds);
 	CONFORM(co_beyond_the_size_is_einval_and_changes_nothing);

@@ -108,12 +108,20 @@ static inline uint64_t test_seed(void)
 #ifndef TEST_SANITIZED
 #define TEST_SANITIZED 0
 #endif
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TEST_SLOWER 20
+#endif
+#endif
+#ifndef TEST_SLOWER
+#define TEST_SLOWER (TEST_SANITIZED ? 8 : 1)
+#endif
 
 /*
- * How many rounds a random test does: `n`, an eighth of it where a sanitizer makes everything as much slower, times
- * WEIR_SCALE (a number, 1 if not set).
+ * How many rounds a random test does: `n`, an eighth of it under ASan and a twentieth under TSan, which make everything as much slower,
+ * times WEIR_SCALE (a number, 1 if not set).
  */
 static inline uint64_t test_scale(uint64_t n)
 {
-	return (TEST_SANITIZED ? n / 8 + 1 : n) * test_env_u64("WEIR_SCALE", 1);
+	return (TEST_SANITIZED ? n / TEST_SLOWER + 1 : n) * test_env_u64("WEIR_SCALE", 1);
 }

@@ -227,7 +227,7 @@ static co_fn void co_sizes(struct env *e)
 	CHECK(blocks >= 16);
 	co_flush(e, 0);
 	/* Around the sizes at which a request becomes a group, and the largest, from each state of the segment. */
-	for (uint64_t n = 1; n <= blocks; n += n < 24 ? 1 : blocks - n ? min(blocks - n, 13ul) : 1) {
+	for (uint64_t n = 1; n <= blocks; n += n < 24 ? 1 : blocks - n ? min(blocks - n, TEST_SANITIZED ? 41ul : 13ul) : 1) {
 		co_put(e, 0, 0, n, n);
 		co_put(e, 0, n, 1, 1000 + n);
 		co_flush(e, 0);
