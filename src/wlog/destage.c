@@ -24,6 +24,7 @@
 #include "wlog/internal.h"
 
 #define GUEST_ACTIVE_NS 10000000ull
+#define FILL_STEP (64u << 10)
 #define PAUSE_MAX_NS 5000000ull
 #define ORDERED_RECORDS 2048u	/* of one round */
 
@@ -54,14 +55,23 @@ static bool is_urgent(const struct wlog_volume *v)
 /* Reads the run's pieces, newest durable version each, into its buffer. */
 static co_fn int co_fill_run(struct run *r, uint8_t *buf)
 {
-	uint64_t off = r->off, end = r->off + r->len;
+	uint64_t off = r->off, end = r->off + r->len, rested = off;
 
 	while (off < end) {
+		/* The guest's requests do not wait for the copying of a whole run. */
+		if (off - rested >= FILL_STEP) {
+			co_yield();
+			rested = off;
+		}
+
 		struct wl_entry *e = wl_map_find(r->src, off);
 
 		if (!e || e->off > off)
 			return -EIO;	/* cannot be: pieces leave the map only behind this round */
 		uint64_t n = min(end, e->off + e->len) - off;
+
+		if (e->batch->buf)
+			n = min(n, (uint64_t)FILL_STEP);
 		int res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
 
 		if (res < 0)

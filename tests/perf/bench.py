@@ -152,6 +152,7 @@ class Bench:
             "mem + log": lambda: self.weir("mem:1G", log=True),
             "1 client": lambda: self.weir("mem:1G", log=True),
             "16 clients": lambda: self.weir("mem:1G", "mem:1G", "mem:1G", "mem:1G", log=True),
+            "16 clients, null disks": lambda: self.weir("null:1T", "null:1T", "null:1T", "null:1T"),
         }[who]()
 
     # --- one cell ---
@@ -241,7 +242,7 @@ class Bench:
     PLAN = [
         ("sync", ["raw file", "raw file, 60 us apart", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("sync slow", ["8 ms", "8 ms + log", "mem + log"]),
-        ("sync16", ["16 clients"]),
+        ("sync16", ["16 clients", "16 clients, null disks"]),
         ("sync1", ["1 client"]),
         ("randread qd1", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("randread qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
@@ -256,7 +257,7 @@ class Bench:
         for n in range(self.a.rounds):
             for i, (w, who) in enumerate(plan):
                 r = self.cell(w, who)
-                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:21} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
+                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:22} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
                       f"p99 {r['p99_us']:8.0f} us  others {r['others'] * 100:3.0f} %", file=sys.stderr, flush=True)
 
     def rows(self):
