@@ -204,7 +204,7 @@ static bool spin(struct rt *rt, uint64_t start_ns)
 	if (io_uring_sq_ready(&rt->ring))
 		enter(rt);
 	do {
-		if (something_to_do(rt) || atomic_load_explicit(&rt->mail, memory_order_relaxed))
+		if (something_to_do(rt) || atomic_load_explicit(&rt->mail, memory_order_relaxed) || pollers_poll(rt))
 			return true;
 #if defined(__x86_64__)
 		__builtin_ia32_pause();
@@ -243,7 +243,7 @@ static void wait_in_kernel(struct rt *rt)
 		ts.tv_nsec = (long)(ns % 1000000000u);
 		timeout = &ts;
 	}
-	if (!mail_sleep(rt))
+	if (!pollers_sleep(rt) || !mail_sleep(rt))
 		return;
 	if (unlikely(rt->under_valgrind)) {
 		wait_under_valgrind(rt, timeout);
@@ -263,10 +263,10 @@ void ring_wait(struct rt *rt)
 	mail_arm(rt);
 	if (rt->spin_ns) {
 		start_ns = rt_clock_ns(CLOCK_MONOTONIC);
-		if (spin(rt, start_ns))
-			enter(rt);
-		else
+		if (!spin(rt, start_ns))
 			wait_in_kernel(rt);
+		else if (sq_flags(rt) & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW))
+			enter(rt);
 	} else {
 		wait_in_kernel(rt);
 	}

@@ -50,6 +50,8 @@ static int create(const struct rt_config *config, bool sim, struct rt **ret, str
 		return err_set(err, -ENOMEM, "no memory for a reactor");
 	*rt = (struct rt){ .sim = sim, .wake_fd = -1 };
 	list_init(&rt->pools);
+	list_init(&rt->pollers);
+	list_init(&rt->watches);
 	r = create_parts(rt, config ? config : &defaults, err);
 	if (r < 0) {
 		rt_destroy(rt);
@@ -87,6 +89,7 @@ void rt_destroy(struct rt *rt)
 		return;
 	offload_fini(rt);
 	ring_fini(rt);
+	watches_fini(rt);
 	mail_fini(rt);
 	cos_fini(rt);
 	free(rt->heap);
@@ -104,6 +107,8 @@ static int real_loop(struct rt *rt)
 		ring_reap(rt);
 		if (unlikely(rt->ring_error))
 			return rt->ring_error;
+		if (!list_empty(&rt->pollers))
+			pollers_poll(rt);
 		if (rt->ready_n) {
 			rt->now_ns = rt_clock_ns(CLOCK_MONOTONIC);
 			timers_fire(rt);

@@ -150,6 +150,7 @@ struct rt {
 	uint16_t *fixed_free;	/* free places of the ring's table of buffers */
 	unsigned fixed_free_n;
 	bool fixed_tried;
+	struct list pollers, watches;
 	bool stop;		/* sim: rt_sim_stop() */
 	struct rt_stats stats;
 };
@@ -211,6 +212,13 @@ void ring_wait(struct rt *rt);
 /* buf.c */
 /* The place of the registered piece of a pool that holds the whole range, or -1. */
 int bufs_fixed_index(struct rt *rt, const void *addr, size_t len);
+
+/* watch.c */
+/* True if one found work. */
+bool pollers_poll(struct rt *rt);
+/* False if there is work: do not sleep. */
+bool pollers_sleep(struct rt *rt);
+void watches_fini(struct rt *rt);
 
 /* sim.c */
 int sim_loop(struct rt *rt);
