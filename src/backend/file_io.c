@@ -38,6 +38,8 @@ int file_errno(int error)
 	case -EDQUOT:
 	case -EFBIG:
 		return -ENOSPC;
+	case -EFAULT:	/* memory that a guest has taken away: its own request fails, and nothing else */
+		return -EINVAL;
 	case -EROFS:
 	case -EINVAL:
 	case -ENOMEM:
@@ -267,7 +269,7 @@ static co_fn int co_write_dsync(struct file_disk *f, struct rw_call *c, size_t l
 	} else {
 		rc = co_rw_all(f, c, len);
 	}
-	if (rc && rc != -EOPNOTSUPP && rc != -EINVAL && rc != -EROFS && file_errno(rc) != -ENOSPC)
+	if (rc && rc != -EOPNOTSUPP && file_errno(rc) != -EINVAL && rc != -EROFS && file_errno(rc) != -ENOSPC)
 		rc = disk_fail(&f->d, rc, "stable write");
 	else if (buffered && file_errno(rc) == -ENOSPC)
 		rc = co_dsync_no_space(f, c, len);
