@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 
 #include "daemon/serve.h"
+#include "daemon/vhost.h"
 #include "export/nbd/server.h"
 #include "util/err.h"
 
@@ -14,7 +15,7 @@ static const char *const sync_names[] = { "standard", "always", "disabled", NULL
 
 int cli_serve(int argc, char **argv)
 {
-	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 };
+	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 };
 	struct serve_config c = { 0 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD;
@@ -22,6 +23,7 @@ int cli_serve(int argc, char **argv)
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
 		CLI_LIST("nbd", 0, "ADDRESS", &nbd),
+		CLI_LIST("vhost-user", 0, "PATH", &vhost),
 		CLI_LIST("name", 0, "NAME", &names),
 		CLI_FLAG("read-only", 'r', &c.graph.read_only),
 		CLI_ENUM("aio", 0, aio_names, &aio),
@@ -40,11 +42,14 @@ int cli_serve(int argc, char **argv)
 	};
 	char **disks = cli_parse("serve", opts, "DISK...", argc, argv);
 
-	if (!nbd.n)
-		cli_usage("serve", "nothing would be served: give --nbd unix:PATH or --nbd HOST:PORT");
+	if (!nbd.n && !vhost.n)
+		cli_usage("serve", "nothing would be served: give --nbd unix:PATH, --nbd HOST:PORT or --vhost-user PATH");
 	for (int i = 0; i < nbd.n; i++)
 		if (nbd_server_check_address(nbd.v[i], &err) < 0)
 			cli_usage("serve", "--nbd: %s", err.msg);
+	for (int i = 0; i < vhost.n; i++)
+		if (vhost_check_option(vhost.v[i], &err) < 0)
+			cli_usage("serve", "--vhost-user: %s", err.msg);
 	if (!logs.n && (c.drain || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
 		cli_usage("serve", "--drain, --force-replay, --quota and --memory concern a log: give --log DEVICE");
 	while (disks[c.graph.ndisks])
@@ -60,6 +65,8 @@ int cli_serve(int argc, char **argv)
 	c.graph.volume.destage = destage;
 	c.nbd = nbd.v;
 	c.nnbd = nbd.n;
+	c.vhost = vhost.v;
+	c.nvhost = vhost.n;
 	c.aio = aio < 0 ? NULL : aio_names[aio];
 	c.cache = cache < 0 ? NULL : cache_names[cache];
 	c.poll_ns = poll_us * 1000;

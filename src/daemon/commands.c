@@ -12,6 +12,7 @@
 
 #include "daemon/internal.h"
 #include "export/nbd/server.h"
+#include "export/vhost/server.h"
 #include "util/bytes.h"
 #include "util/err.h"
 
@@ -81,6 +82,7 @@ static co_fn int co_status(struct answer *a, json_t *args)
 	json_object_set_new(r, "volumes", each_volume(s, volume_status));
 	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
 	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());
+	json_object_set_new(r, "vhost_user", s->vhost ? vhost_server_status(s->vhost) : json_null());
 	return co_answer_ok(a, r);
 }
 

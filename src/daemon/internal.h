@@ -11,13 +11,15 @@
 struct control;
 struct nbd_server;
 struct serve_config;
+struct vhost_server;
 
 struct serve {
 	const struct serve_config *config;
 	struct rt *rt;
 	struct err *err;
 	struct graph graph;
-	struct nbd_server *nbd;
+	struct nbd_server *nbd;	/* NULL: not served */
+	struct vhost_server *vhost; /* NULL: not served */
 	struct control *control;
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
 	bool opened, stop, drain, draining, cut_short, closed;

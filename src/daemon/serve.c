@@ -24,7 +24,9 @@
 #include "daemon/control.h"
 #include "daemon/notify.h"
 #include "daemon/internal.h"
+#include "daemon/vhost.h"
 #include "export/nbd/server.h"
+#include "export/vhost/server.h"
 #include "rt/buf.h"
 #include "util/bytes.h"
 #include "util/err.h"
@@ -37,6 +39,7 @@
 #define CLOSE_MS 650
 #define ALARM_MS 900
 #define BOUNCE_BYTES (64ull << 20)
+#define VHOST_REQUESTS 512u	/* of one device */
 #define REQUESTS_MAX 16384u	/* coroutines for requests; a stack costs two memory maps and a process has 65,530 */
 
 /* --- Signals: the handler only posts to the reactor --- */
@@ -128,8 +131,10 @@ static void announce(struct serve *s)
 			 v->read_only ? ", read-only" : "", v->sync == VOLUME_SYNC_DISABLED ? ", flushes are ignored (--sync disabled): "
 			 "a crash loses what was written last" : "");
 	}
-	for (unsigned i = 0; (addr = nbd_server_address(s->nbd, i)); i++)
+	for (unsigned i = 0; s->nbd && (addr = nbd_server_address(s->nbd, i)); i++)
 		log_info("NBD on %s", addr);
+	for (unsigned i = 0; s->vhost && (addr = vhost_server_path(s->vhost, i)); i++)
+		log_info("vhost-user on %s", addr);
 	log_info("ready");
 	notify_send("READY=1\nSTATUS=serving %u volume%s", s->graph.n, s->graph.n == 1 ? "" : "s");
 }
@@ -189,10 +194,15 @@ static co_fn void co_stop(struct serve *s)
 	uint64_t start = rt_now_exact_ns();
 	const char *hung = NULL;
 	char what[128] = "the image";
-	int clients, ret;
+	int clients = 0, ret;
 
 	notify_send("STOPPING=1\nSTATUS=stopping");
-	clients = co_nbd_server_stop(s->nbd, start + CLIENTS_MS * MS);
+	if (s->vhost)
+		clients = co_vhost_server_stop(s->vhost, start + CLIENTS_MS * MS);
+	if (s->nbd) {
+		ret = co_nbd_server_stop(s->nbd, start + CLIENTS_MS * MS);
+		clients = clients ? clients : ret;
+	}
 	if (s->drain && s->graph.log && !s->cut_short)
 		co_drain_at_end(s);
 	control_stop(s->control);
@@ -223,8 +233,10 @@ static co_fn void co_serve_main(void *arg)
 	int ret = co_graph_open(&s->graph, &s->config->graph, err);
 
 	s->opened = !ret;
-	if (!ret)
+	if (!ret && s->config->nnbd)
 		ret = co_start_nbd(s, err);
+	if (!ret && s->config->nvhost)
+		ret = co_start_vhost(s, err);
 	if (!ret && s->config->control)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret) {
@@ -232,16 +244,13 @@ static co_fn void co_serve_main(void *arg)
 		while (!s->stop)
 			co_queue_wait(&s->stop_q, "the end");
 	}
-	if (s->opened) {
-		if (!s->nbd)
-			co_graph_close(&s->graph);
-		else
-			co_stop(s);
-	}
+	if (s->opened)
+		co_stop(s);
 	if (!ret && s->error)
 		ret = err_errno(err, s->error, "not everything could be written at the end");
 	s->error = ret;
 	nbd_server_destroy(s->nbd);
+	vhost_server_destroy(s->vhost);
 }
 
 int serve_run(const struct serve_config *config, struct err *err)
@@ -249,7 +258,7 @@ int serve_run(const struct serve_config *config, struct err *err)
 	struct serve s = { .config = config, .err = err, .drain = config->drain };
 	unsigned ndisks = max(config->graph.ndisks, 1u);
 	struct rt_config rc = {
-		.coroutines = min(1024u * ndisks, REQUESTS_MAX) + 1024,
+		.coroutines = min(1024u * ndisks * (config->nnbd > 0) + VHOST_REQUESTS * config->nvhost, REQUESTS_MAX) + 1024,
 		.spin_ns = config->poll_ns,
 	};
 	struct rt_bufpool *bounce = NULL;

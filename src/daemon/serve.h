@@ -12,6 +12,8 @@ struct serve_config {
 	struct graph_config graph;
 	const char *const *nbd;	/* addresses */
 	unsigned nnbd;
+	const char *const *vhost; /* sockets, with options: see vhost.h */
+	unsigned nvhost;
 	const char *control;	/* path of the control socket, or NULL */
 	const char *aio, *cache; /* defaults for files, or NULL */
 	bool drain;		/* empty the log before the end */
