@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Control socket: the commands. Only `drain` waits for a volume.
+ * Control socket: the commands. Only `drain` and `log-rebuild` wait for a disk.
  */
 #include "daemon/control.h"
 
@@ -18,6 +18,7 @@
 
 #define DEPTH_MAX 8		/* of a request; jansson recurses, and a coroutine's stack is small */
 #define PROGRESS_NS (500 * 1000000ull)
+#define POLL_NS (10 * 1000000ull)
 
 /* Where the answers of one request go. */
 struct answer {
@@ -110,12 +111,29 @@ static void add_task(const struct rt_task_info *t, void *arg)
 						     "since_ns", (json_int_t)t->since_ns));
 }
 
+/* What has an end, and how far it has got. */
+static json_t *jobs(struct serve *s)
+{
+	json_t *list = json_array();
+	struct wlog_info info = { 0 };
+
+	if (s->graph.log)
+		wlog_get_info(s->graph.log, &info);
+	if (info.rebuilding)
+		json_array_append_new(list, json_pack("{s:s, s:I, s:I}", "name", "log rebuild", "done", (json_int_t)info.rebuild_done,
+						      "total", (json_int_t)info.rebuild_total));
+	if (s->draining)
+		json_array_append_new(list, json_pack("{s:s, s:I, s:I}", "name", "drain", "done", (json_int_t)s->drain_done,
+						      "total", (json_int_t)s->drain_total));
+	return list;
+}
+
 static co_fn int co_tasks(struct answer *a, json_t *args)
 {
 	json_t *tasks = json_array();
 
 	rt_for_each_task(a->s->rt, add_task, tasks);
-	return co_answer_ok(a, json_pack("{s:o}", "tasks", tasks));
+	return co_answer_ok(a, json_pack("{s:o, s:o}", "tasks", tasks, "jobs", jobs(a->s)));
 }
 
 /* --- Drain --- */
@@ -209,6 +227,51 @@ static co_fn int co_drain(struct answer *a, json_t *args)
 	return ret;
 }
 
+/* --- Rebuild --- */
+
+/* The log copies by itself; this coroutine tells its client how far it has got, and stops it when the client goes. */
+static co_fn int co_log_rebuild(struct answer *a, json_t *args)
+{
+	const char *device = json_string_value(json_object_get(args, "device"));
+	struct graph *g = &a->s->graph;	/* its log may be closed while this sleeps */
+	struct err err = ERR_INIT;
+	struct wlog_info info = { .rebuild_error = -ECANCELED };
+	int ret = 0;
+
+	if (!g->log)
+		return co_answer_error(a, "there is no log", NULL);
+	if (a->s->stop)
+		return co_answer_error(a, "the server is stopping", NULL);
+	if (co_graph_rebuild_log(g, device, json_is_true(json_object_get(args, "force")), &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	for (uint64_t told = rt_now_ns(); g->log;) {
+		wlog_get_info(g->log, &info);
+		if (!info.rebuilding)
+			break;
+		if (a->s->stop)
+			wlog_rebuild_cancel(g->log);
+		if (rt_now_ns() - told >= PROGRESS_NS && !ret) {
+			told = rt_now_ns();
+			ret = co_answer(a, json_pack("{s:{s:I, s:I}}", "progress", "done", (json_int_t)info.rebuild_done,
+						     "total", (json_int_t)info.rebuild_total));
+			if (ret < 0)
+				break;
+		}
+		co_sleep_ns(POLL_NS);
+	}
+	if (ret < 0) {	/* the client is gone */
+		if (g->log)
+			wlog_rebuild_cancel(g->log);
+		return ret;
+	}
+	if (info.rebuild_error == -ECANCELED)
+		return co_answer_error(a, "the rebuild was stopped; the log is as it was, without a mirror", NULL);
+	if (info.rebuild_error || info.degraded)
+		return co_answer_error(a, "the rebuild failed: %s; the log is as it was, without a mirror",
+				       strerror(info.rebuild_error ? -info.rebuild_error : EIO));
+	return co_answer_ok(a, NULL);
+}
+
 /* --- The rest --- */
 
 static co_fn int co_shutdown(struct answer *a, json_t *args)
@@ -231,6 +294,8 @@ static const struct command {
 	{ "stats", "counters and latencies", "", co_stats },
 	{ "tasks", "what each coroutine waits for, and since when", "", co_tasks },
 	{ "drain", "write everything dirty to the images; \"volume\": only that one", "volume", co_drain },
+	{ "log-rebuild", "copy the log to a new side of its mirror; \"device\": the DISK (else the side that is out), \"force\": whatever it holds",
+	  "device force", co_log_rebuild },
 	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },
 	{ "help", "this list", "", co_help },
 };
@@ -244,6 +309,17 @@ static co_fn int co_help(struct answer *a, json_t *args)
 	return co_answer_ok(a, r);
 }
 
+static bool has_word(const char *words, const char *word)
+{
+	size_t len = strlen(word);
+
+	for (const char *p = words; *word && (p = strstr(p, word)); p++) {
+		if ((p == words || p[-1] == ' ') && (p[len] == ' ' || !p[len]))
+			return true;
+	}
+	return false;
+}
+
 /* The first key that the command does not know, or NULL. */
 static const char *unknown_key(const struct command *c, json_t *args)
 {
@@ -251,7 +327,7 @@ static const char *unknown_key(const struct command *c, json_t *args)
 	json_t *value;
 
 	json_object_foreach(args, key, value)
-		if (strcmp(key, "command") && strcmp(key, "id") && (!*c->args || strcmp(key, c->args)))
+		if (strcmp(key, "command") && strcmp(key, "id") && !has_word(c->args, key))
 			return key;
 	return NULL;
 }

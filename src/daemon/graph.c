@@ -87,6 +87,23 @@ static co_fn int co_open_log(struct graph *g, const struct graph_config *c, stru
 	return ret;
 }
 
+co_fn int co_graph_rebuild_log(struct graph *g, const char *device, bool force, struct err *err)
+{
+	struct disk *d = NULL;
+
+	if (device && wlog_is_out(g->log, device))
+		device = NULL;
+	int ret = device ? co_open_log_device(device, &d, err) : 0;
+
+	if (!ret && d && !force)
+		ret = co_wlog_check_blank(d, err);
+	if (ret < 0) {
+		co_disk_close(d);
+		return ret;
+	}
+	return co_wlog_rebuild(g->log, d, err);
+}
+
 /* A name goes into messages, the log and the protocol. */
 static int check_name(const struct graph *g, const char *name, struct err *err)
 {

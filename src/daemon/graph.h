@@ -42,6 +42,8 @@ co_fn int co_graph_close(struct graph *g);
  * come back by then (`hung` names it): nothing below it may be closed.
  */
 co_fn int co_graph_commit(struct graph *g, uint64_t deadline_ns, const char **hung);
+/* Gives the log's mirror `device` (a DISK string; NULL: the side that is out) as a new side, as co_wlog_rebuild() does. */
+co_fn int co_graph_rebuild_log(struct graph *g, const char *device, bool force, struct err *err);
 /* Lets layers that wait for something give up. */
 void graph_cancel(struct graph *g);
 

@@ -221,6 +221,13 @@ static co_fn void co_stop(struct serve *s)
 		co_close_all(s);
 	while (!s->closed && co_queue_wait_until(&s->stop_q, start + CLOSE_MS * MS, "the volumes to close"))
 		;
+	if (!s->closed && s->graph.log) {
+		struct wlog_info info;
+
+		wlog_get_info(s->graph.log, &info);
+		if (info.hanging)
+			snprintf(what, sizeof(what), "write log device %.100s", info.hanging);
+	}
 	if (!s->closed)
 		exit_hung(s, what, s->graph.log && !ret);
 	s->error = s->error ? s->error : ret;

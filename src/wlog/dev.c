@@ -12,29 +12,16 @@
 
 #include "wlog/internal.h"
 
-struct side_write {
-	struct disk *disk;
-	uint64_t pos, len;
-	const void *buf;
-	int result;
-};
-
-static co_fn int co_side_write(void *arg)
-{
-	struct side_write *s = arg;
-
-	s->result = co_disk_write(s->disk, s->pos, s->buf, s->len, DISK_FUA);
-	return 0;
-}
-
-
 void wl_drop_side(struct wlog *w, unsigned i, int error)
 {
 	struct wl_dev *d = &w->dev;
 
 	d->errors++;
 	d->error[i] = error;
-	if (d->in_sync[i])
+	if (d->in_sync[i] && error == -ETIMEDOUT)
+		log_error("%s: write log device does not answer; the log goes on without its mirror: replace it and run `weir log rebuild`",
+			  d->disk[i]->name);
+	else if (d->in_sync[i])
 		log_error("%s: write log device failed (%s); the log goes on without its mirror: replace it and run "
 			  "`weir log rebuild`", d->disk[i]->name, strerror(-error));
 	/* The images learn it as soon as their destagers can tell them: see attach.c. */
@@ -68,34 +55,33 @@ void wl_fail(struct wlog *w, int error, const char *what)
 static co_fn int co_write_all(struct wlog *w, uint64_t pos, const void *buf, uint64_t len, bool *ret_dropped)
 {
 	struct wl_dev *d = &w->dev;
-	struct side_write sw[WLOG_MAX_DEVICES];
-	struct co_group g;
-	int first_error = -EIO;
+	int result[WLOG_MAX_DEVICES] = { -ENODEV, -ENODEV }, first_error = -EIO;
+	unsigned sides = 0;
 
 	*ret_dropped = false;
 	if (d->n == 1)
 		return co_disk_write(d->disk[0], pos, buf, len, DISK_FUA);
 
-	co_group_init(&g);
 	for (unsigned i = 0; i < d->n; i++) {
-		sw[i] = (struct side_write){ d->disk[i], pos, len, buf, -ENODEV };
-		if (d->disk[i] && (d->in_sync[i] || d->rebuilding))
-			co_group_start(&g, "log mirror write", co_side_write, &sw[i]);
+		if (!d->disk[i] || !(d->in_sync[i] || d->rebuilding))
+			continue;
+		co_wl_side_start(d->side[i], pos, buf, len, DISK_FUA);
+		sides |= 1u << i;
 	}
-	co_group_wait(&g);
+	co_wl_sides_wait(w, sides, result);
 
 	unsigned good = 0;
 	for (unsigned i = 0; i < d->n; i++) {
-		good += d->in_sync[i] && sw[i].result == 0;
-		if (d->in_sync[i] && sw[i].result < 0)
-			first_error = sw[i].result;
+		good += d->in_sync[i] && result[i] == 0;
+		if (d->in_sync[i] && result[i] < 0)
+			first_error = result[i];
 	}
 	if (!good)
 		return first_error;
 	for (unsigned i = 0; i < d->n; i++) {
-		if (sw[i].disk && sw[i].result < 0 && (d->in_sync[i] || d->rebuilding)) {
+		if (sides >> i & 1 && result[i] < 0 && (d->in_sync[i] || d->rebuilding)) {
 			*ret_dropped |= d->in_sync[i];
-			wl_drop_side(w, i, sw[i].result);
+			wl_drop_side(w, i, result[i]);
 		}
 	}
 	return 0;
@@ -108,26 +94,38 @@ co_fn int co_wl_dev_write(struct wlog *w, uint64_t pos, const void *buf, uint64_
 	if (w->config.read_only)
 		return -EROFS;
 	co_mutex_lock(&w->dev.lock);
+	w->dev.write_since = rt_now_ns();
 	int r = co_write_all(w, pos, buf, len, &dropped);
 	if (r == 0 && dropped) {
 		/* Invariant (2) */
 		r = co_wl_super_write(w);
 	}
+	w->dev.write_since = 0;
 	co_mutex_unlock(&w->dev.lock);
 	return r;
 }
 
-co_fn int co_wl_dev_read(struct wlog *w, int side, uint64_t pos, void *buf, uint64_t len)
+static co_fn int co_read_side(struct wlog *w, unsigned side, uint64_t pos, uint8_t **buf, uint64_t cap, uint64_t len)
 {
 	struct wl_dev *d = &w->dev;
-	int r = -EIO;
 
-	for (unsigned i = 0; i < d->n; i++) {
-		if (!d->disk[i] || (side < 0 ? !d->in_sync[i] : side != (int)i))
-			continue;
-		r = co_disk_read(d->disk[i], pos, buf, len, DISK_BACKGROUND);
-		if (r == 0)
-			return 0;
+	if (!d->disk[side])
+		return -EIO;
+	return d->side[side] ? co_wl_side_read(d->side[side], pos, buf, cap, len) :
+			       co_disk_read(d->disk[side], pos, *buf, len, DISK_BACKGROUND);
+}
+
+co_fn int co_wl_dev_read(struct wlog *w, int side, uint64_t pos, uint8_t **buf, uint64_t cap, uint64_t len)
+{
+	unsigned tried = 0;
+	int r = -EIO, one;
+
+	if (side >= 0)
+		return co_read_side(w, side, pos, buf, cap, len);
+	while (r < 0 && (one = co_wl_pick_side(w, tried)) >= 0) {
+		r = co_read_side(w, one, pos, buf, cap, len);
+		if (r != -ETIMEDOUT)	/* one that hangs is asked again when it has answered */
+			tried |= 1u << one;
 	}
 	return r;
 }

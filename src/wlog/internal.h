@@ -44,9 +44,17 @@
 #define WL_RUN_MAX (1u << 20)
 #define WL_ROUND_MAX (64ull << 20)
 
+struct wl_side;
+
 /* One device or two mirrored ones. */
 struct wl_dev {
 	struct disk *disk[WLOG_MAX_DEVICES];	/* NULL: missing */
+	struct wl_side *side[WLOG_MAX_DEVICES];	/* of a mirror: how its disk is asked; see side.c */
+	struct co_queue answered;		/* something that was asked of a side has returned */
+	unsigned retiring;			/* disks that are closed as soon as they have answered */
+	char retired[128];			/* the name of the last one that did not at once */
+	bool told_waiting;
+	uint64_t write_since;			/* when the write in progress began; 0: none */
 	unsigned n;		/* sides of the log */
 	bool in_sync[WLOG_MAX_DEVICES];
 	bool rebuilding;	/* the side that is not in sync gets all new writes */
@@ -155,7 +163,8 @@ struct wlog {
 	struct wlog_volume *by_slot[WLOG_MAX_VOLUMES];
 
 	unsigned rebuild_side;
-	bool rebuild_running;
+	bool rebuild_running, rebuild_cancel;
+	int rebuild_error;	/* of the last one that ended */
 	uint64_t rebuild_done, rebuild_total;
 
 	uint64_t commits, commit_bytes;
@@ -170,8 +179,30 @@ co_fn int co_wl_dev_write(struct wlog *w, uint64_t pos, const void *buf, uint64_
 void wl_drop_side(struct wlog *w, unsigned side, int error);
 /* Invariant (7): enters the failed state and wakes everybody. */
 void wl_fail(struct wlog *w, int error, const char *what);
-/* From side `side`, or from any (-1). */
-co_fn int co_wl_dev_read(struct wlog *w, int side, uint64_t pos, void *buf, uint64_t len);
+/*
+ * From side `side`, or from any (-1). *buf is a buffer of rt_bufs() of `cap` bytes; a device that hangs keeps it, and *buf is then another one, with
+ * undefined contents. -ETIMEDOUT: the side hangs; never of a log that has no mirror.
+ */
+co_fn int co_wl_dev_read(struct wlog *w, int side, uint64_t pos, uint8_t **buf, uint64_t cap, uint64_t len);
+
+/* side.c */
+struct wl_side *wl_side_create(struct wlog *w, struct disk *disk);
+void wl_side_free(struct wl_side *s);		/* NULL is fine; owes nothing */
+bool wl_side_owes(const struct wl_side *s);	/* an answer, to anything */
+co_fn void co_wl_side_settle(struct wl_side *s);
+/* Closes `disk` as soon as nothing is in flight, in the background; dev.retiring counts. */
+co_fn void co_wl_side_retire(struct wlog *w, struct wl_side *side, struct disk *disk);
+/* What a write may be prepared in: WL_MAX_BATCH bytes. */
+uint8_t *wl_side_buf(struct wl_side *s);
+/* Begins a write (`buf` is copied), or a flush (len 0). */
+co_fn void co_wl_side_start(struct wl_side *s, uint64_t pos, const void *buf, uint64_t len, unsigned flags);
+/* Waits for what was started on the sides of the bit mask; result[i] is -ETIMEDOUT for one that is late, of whose kind at least one is not. */
+co_fn void co_wl_sides_wait(struct wlog *w, unsigned sides, int *result);
+/* One write or flush, late if it takes longer than the limit. */
+co_fn int co_wl_side_write(struct wl_side *s, uint64_t pos, const void *buf, uint64_t len, unsigned flags);
+co_fn int co_wl_side_read(struct wl_side *s, uint64_t pos, uint8_t **buf, uint64_t cap, uint64_t len);
+/* A side to read from that is in sync and not in the mask `tried`; waits while those that are left hang. -1: none is left. */
+co_fn int co_wl_pick_side(struct wlog *w, unsigned tried);
 
 /* super.c */
 co_fn int co_wl_checkpoint(struct wlog *w);

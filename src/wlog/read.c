@@ -17,15 +17,15 @@
 #define GAP_IOV 64
 #define CHUNK_MAX (1u << 20)
 
-/* Reads and verifies the record from one side into `buf` (from block `start` of the device on). */
+/* Reads and verifies the record from one side into *buf (from block `start` of the device on). */
 static co_fn int co_read_record(struct wlog *w, int side, const struct wl_batch *b, const struct wl_entry *e, uint64_t start,
-				uint8_t *buf, uint64_t span)
+				uint8_t **buf, uint64_t span)
 {
-	int r = co_wl_dev_read(w, side, start, buf, span);
+	int r = co_wl_dev_read(w, side, start, buf, span, span);
 
 	if (r < 0)
 		return r;
-	return crc32c(0, buf + (b->pos + e->rec_data - start), e->rec_len) == e->rec_crc ? 0 : -EBADMSG;
+	return crc32c(0, *buf + (b->pos + e->rec_data - start), e->rec_len) == e->rec_crc ? 0 : -EBADMSG;
 }
 
 /* Reads the whole record of `e` from the log, from the first side that has it undamaged, and copies `len` bytes from `off` of the volume on. */
@@ -36,11 +36,13 @@ static co_fn int co_fetch(struct wlog *w, const struct wl_entry *e, uint64_t off
 	uint64_t start = align_down(b->pos + e->rec_data, WL_BLOCK);
 	uint64_t span = align_up(b->pos + e->rec_data + e->rec_len, WL_BLOCK) - start;
 	uint8_t *buf = co_buf_get(rt_bufs(), span);
-	int r = -EIO;
+	unsigned tried = 0;
+	int r = -EIO, side;
 
-	for (unsigned i = 0; i < w->dev.n && r < 0; i++) {
-		if (w->dev.in_sync[i])
-			r = co_read_record(w, i, b, e, start, buf, span);
+	while (r < 0 && (side = co_wl_pick_side(w, tried)) >= 0) {
+		r = co_read_record(w, side, b, e, start, &buf, span);
+		if (r != -ETIMEDOUT)	/* one that hangs is asked again when it has answered */
+			tried |= 1u << side;
 	}
 	if (r == 0)
 		iov_copy_in(iov, niov, iov_off, buf + (b->pos + e->data + (off - e->off) - start), len);

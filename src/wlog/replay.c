@@ -52,11 +52,11 @@ static co_fn const uint8_t *co_read_at(struct scan *s, int side, uint64_t pos, u
 	if (need > len)
 		return NULL;
 	if (side != s->win_side || pos < s->win_pos || pos + need > s->win_pos + s->win_len) {
-		int r = co_wl_dev_read(w, side, pos, s->buf, len);
+		int r = co_wl_dev_read(w, side, pos, &s->buf, WINDOW, len);
 
 		s->win_len = 0;
 		if (r < 0 && len > need)	/* what is bad may lie behind it */
-			r = co_wl_dev_read(w, side, pos, s->buf, len = need);
+			r = co_wl_dev_read(w, side, pos, &s->buf, WINDOW, len = need);
 		if (r < 0) {
 			s->error = r;
 			return NULL;
@@ -463,7 +463,7 @@ static co_fn int co_level_sides(struct scan *s)
 	for (unsigned side = 0; side < w->dev.n && !found; side++) {
 		struct wl_bhead h;
 
-		if (!w->dev.in_sync[side] || co_wl_dev_read(w, side, s->last_pos, s->buf, s->last_len) < 0)
+		if (!w->dev.in_sync[side] || co_wl_dev_read(w, side, s->last_pos, &s->buf, WINDOW, s->last_len) < 0)
 			continue;
 		if (wl_bhead_decode(s->buf, s->last_len, &w->sb.uuid, &h) == 0 && h.seq == s->seq - 1 &&
 		    descs_are_good(&h, s->buf + wl_batch_desc_off(&h)) && payload_is_good(&h, s->buf))
@@ -481,7 +481,7 @@ static co_fn bool co_is_given_up(struct scan *s, uint64_t pos)
 	struct wl_bhead h;
 
 	for (unsigned side = 0; side < w->dev.n; side++) {
-		if (w->dev.in_sync[side] && co_wl_dev_read(w, side, pos, s->buf, WL_BLOCK) == 0 &&
+		if (w->dev.in_sync[side] && co_wl_dev_read(w, side, pos, &s->buf, WINDOW, WL_BLOCK) == 0 &&
 		    wl_bhead_decode(s->buf, room, &w->sb.uuid, &h) == 0 && h.seq >= w->next_seq)
 			return true;
 	}
@@ -552,6 +552,7 @@ co_fn int co_wl_recover(struct wlog *w, struct err *err)
 				uint64_t witness;
 				if (co_find_witness(&t, &witness) && witness != t.seq)
 					torn = false;
+				s.buf = t.buf;
 				s.win_len = 0;
 			}
 			if (!torn) {

@@ -40,31 +40,48 @@ static void snapshot(struct wlog *w, uint32_t *ret_tail_seg)
 		w->sb.side_state[i] = w->dev.in_sync[i] ? WL_SIDE_IN_SYNC : WL_SIDE_OUT;
 }
 
+static co_fn int co_write_single(struct wlog *w, uint64_t pos)
+{
+	w->sb.side = 0;
+	wl_super_encode(&w->sb, w->sb_buf);
+	return co_disk_write(w->dev.disk[0], pos, w->sb_buf, WL_SB_SLOT, DISK_FUA);
+}
+
 /* One pass over the sides in sync; *ret_dropped if one failed and another did not. */
 static co_fn int co_write_sides(struct wlog *w, bool *ret_dropped)
 {
 	struct wl_dev *d = &w->dev;
-	int error[WLOG_MAX_DEVICES] = { 0 }, first_error = -EIO;
-	unsigned good = 0;
+	uint64_t pos = (w->sb.seq % WL_SB_SLOTS) * WL_SB_SLOT;
+	int result[WLOG_MAX_DEVICES] = { 0 }, first_error = -EIO;
+	unsigned sides = 0, good = 0;
 
 	*ret_dropped = false;
+	if (d->n == 1)
+		return co_write_single(w, pos);
+	/* All are encoded before anything suspends: the same state for each. */
 	for (unsigned i = 0; i < d->n; i++) {
 		if (!d->disk[i] || !d->in_sync[i])
 			continue;
 		w->sb.side = i;
-		wl_super_encode(&w->sb, w->sb_buf);
-		error[i] = co_disk_write(d->disk[i], (w->sb.seq % WL_SB_SLOTS) * WL_SB_SLOT, w->sb_buf, WL_SB_SLOT,
-					 DISK_FUA);
-		if (error[i] < 0)
-			first_error = error[i];
+		wl_super_encode(&w->sb, wl_side_buf(d->side[i]));
+		sides |= 1u << i;
+	}
+	for (unsigned i = 0; i < d->n; i++) {
+		if (sides >> i & 1)
+			co_wl_side_start(d->side[i], pos, NULL, WL_SB_SLOT, DISK_FUA);
+	}
+	co_wl_sides_wait(w, sides, result);
+	for (unsigned i = 0; i < d->n; i++) {
+		if (result[i] < 0)
+			first_error = result[i];
 		else
-			good++;
+			good += sides >> i & 1;
 	}
 	if (!good)
 		return first_error;
 	for (unsigned i = 0; i < d->n; i++) {
-		if (error[i] < 0) {
-			wl_drop_side(w, i, error[i]);
+		if (result[i] < 0) {
+			wl_drop_side(w, i, result[i]);
 			*ret_dropped = true;
 		}
 	}

@@ -179,6 +179,8 @@ static void apply_defaults(struct wlog_config *c)
 		c->destage_delay_ns = 1000000000ull;
 	if (!c->low_pct)
 		c->low_pct = 25;
+	if (!c->side_timeout_ns)
+		c->side_timeout_ns = 5000000000ull;
 	if (!c->high_pct)
 		c->high_pct = 60;
 }
@@ -243,16 +245,81 @@ static int assemble(struct wlog *w, struct disk *const *dev, int ndev, const str
 	return 0;
 }
 
+/* On the heap: a device that hangs may answer when nobody waits any more. */
+struct super_read {
+	struct disk *dev;
+	struct co_queue *answered;	/* NULL: nobody waits */
+	struct wl_super sb;
+	struct err err;
+	int result;
+	bool done;
+};
+
+static co_fn void co_super_reader(void *arg)
+{
+	struct super_read *r = arg;
+
+	r->result = co_wl_super_read(r->dev, &r->sb, NULL, &r->err);
+	r->done = true;
+	if (r->answered)
+		co_queue_wake_all(r->answered);
+	else
+		free(r);
+}
+
+/* Both sides at once; one that has not answered `limit` after the other counts as unreadable. */
+static co_fn int co_read_both(struct disk *const *dev, uint64_t limit, struct wl_super *sb, int *result, struct err *each)
+{
+	struct super_read *r[WLOG_MAX_DEVICES] = { NULL };
+	struct co_queue answered;
+	uint64_t deadline = UINT64_MAX;
+	int ret = 0;
+
+	co_queue_init(&answered);
+	for (int i = 0; i < 2; i++) {
+		r[i] = malloc(sizeof(*r[i]));
+		if (!r[i]) {
+			ret = -ENOMEM;
+			continue;
+		}
+		*r[i] = (struct super_read){ .dev = dev[i], .answered = &answered, .err = ERR_INIT };
+		if (co_spawn("log superblock", co_super_reader, r[i]) < 0)
+			co_super_reader(r[i]);
+	}
+	while (!ret && !(r[0]->done && r[1]->done) && rt_now_ns() < deadline) {
+		if (deadline == UINT64_MAX && ((r[0]->done && !r[0]->result) || (r[1]->done && !r[1]->result)))
+			deadline = rt_now_ns() + min(limit, UINT64_MAX / 2);
+		if (deadline == UINT64_MAX)
+			co_queue_wait(&answered, "the log's superblock");
+		else
+			co_queue_wait_until(&answered, deadline, "the superblock of the other side of the log");
+	}
+	for (int i = 0; i < 2; i++) {
+		if (r[i] && r[i]->done) {
+			sb[i] = r[i]->sb;
+			result[i] = r[i]->result;
+			each[i] = r[i]->err;
+			free(r[i]);
+		} else if (r[i]) {
+			r[i]->answered = NULL;
+			result[i] = err_set(&each[i], -ETIMEDOUT, "%s: write log device does not answer", dev[i]->name);
+		}
+	}
+	return ret;
+}
+
 /* One readable superblock is enough. */
-static co_fn int co_read_supers(struct disk *const *dev, int ndev, struct wl_super *sb, int *result, struct err *err)
+static co_fn int co_read_supers(struct disk *const *dev, int ndev, uint64_t limit, struct wl_super *sb, int *result, struct err *err)
 {
 	struct err each[WLOG_MAX_DEVICES] = { ERR_INIT, ERR_INIT };
 	bool found = false;
 
-	for (int i = 0; i < ndev; i++) {
-		result[i] = co_wl_super_read(dev[i], &sb[i], NULL, &each[i]);
+	if (ndev == 1)
+		result[0] = co_wl_super_read(dev[0], &sb[0], NULL, &each[0]);
+	else if (co_read_both(dev, limit, sb, result, each) < 0)
+		return err_set(err, -ENOMEM, "write log: out of memory");
+	for (int i = 0; i < ndev; i++)
 		found |= result[i] == 0;
-	}
 	if (!found)
 		return err_set(err, result[0], "%s", each[0].msg);
 	for (int i = 0; i < ndev; i++) {
@@ -272,6 +339,17 @@ static int make_volumes(struct wlog *w)
 		if (!v)
 			return -ENOMEM;
 		v->ordered_upto = w->sb.vol[i].flags & WL_VOL_FLAG_ORDERED ? UINT64_MAX : 0;
+	}
+	return 0;
+}
+
+static int make_sides(struct wlog *w)
+{
+	for (unsigned i = 0; i < w->dev.n && w->dev.n > 1; i++) {
+		if (w->dev.disk[i])
+			w->dev.side[i] = wl_side_create(w, w->dev.disk[i]);
+		if (w->dev.disk[i] && !w->dev.side[i])
+			return -ENOMEM;
 	}
 	return 0;
 }
@@ -299,6 +377,7 @@ static struct wlog *alloc_log(const struct wlog_config *config)
 	co_mutex_init(&w->group_lock);
 	co_mutex_init(&w->admit_lock);
 	co_mutex_init(&w->attach_lock);
+	co_queue_init(&w->dev.answered);
 	co_queue_init(&w->commit_wake);
 	co_queue_init(&w->commit_done);
 	co_queue_init(&w->space);
@@ -348,13 +427,15 @@ co_fn int co_wlog_open(struct disk *const *dev, int ndev, const struct wlog_conf
 		r = err_set(err, -ENOMEM, "write log: out of memory");
 		goto out;
 	}
-	r = co_read_supers(dev, ndev, sb, result, err);
+	r = co_read_supers(dev, ndev, w->config.side_timeout_ns, sb, result, err);
 	if (r == 0)
 		r = assemble(w, dev, ndev, sb, result, err);
 	if (r < 0)
 		goto out;
 	w->seg_bytes = (uint64_t)w->sb.seg_size * w->sb.seg_count;
-	r = wl_append_init(w);
+	r = make_sides(w);
+	if (r == 0)
+		r = wl_append_init(w);
 	if (r == 0)
 		r = make_volumes(w);
 	if (r < 0) {
@@ -372,6 +453,15 @@ co_fn int co_wlog_open(struct disk *const *dev, int ndev, const struct wlog_conf
 out:
 	free(sb);
 	if (r < 0) {
+		/* What hangs cannot be given back. */
+		for (unsigned i = 0; w && i < w->dev.n; i++) {
+			co_wl_side_settle(w->dev.side[i]);
+			wl_side_free(w->dev.side[i]);
+		}
+		for (int i = 0; i < ndev; i++) {
+			while (dev[i]->in_flight)
+				co_sleep_ns(1000000);
+		}
 		if (w)
 			free_log(w);
 		return r;
@@ -391,8 +481,15 @@ co_fn int co_wlog_close(struct wlog *w)
 			r = co_wl_checkpoint(w);
 		}
 	}
-	for (unsigned i = 0; i < w->dev.n; i++)
-		co_disk_close(w->dev.disk[i]);
+	/* One that hangs is waited for last of all: everything is in order without it. */
+	for (unsigned i = 0; i < w->dev.n; i++) {
+		if (w->dev.disk[i])
+			co_wl_side_retire(w, w->dev.side[i], w->dev.disk[i]);
+		w->dev.disk[i] = NULL;
+		w->dev.side[i] = NULL;
+	}
+	while (w->dev.retiring)
+		co_queue_wait(&w->commit_done, "log devices that have not answered");
 	free_log(w);
 	return r;
 }
@@ -403,6 +500,20 @@ co_fn int co_wlog_commit(struct wlog *w)
 }
 
 /* --- Figures --- */
+
+static bool is_hanging(const struct wlog *w, unsigned side)
+{
+	return w->dev.disk[side] && !w->dev.in_sync[side] && !w->dev.rebuilding && wl_side_owes(w->dev.side[side]);
+}
+
+static const char *hanging_device(const struct wlog *w)
+{
+	for (unsigned i = 0; i < w->dev.n; i++) {
+		if (is_hanging(w, i))
+			return w->dev.disk[i]->name;
+	}
+	return w->dev.retiring && *w->dev.retired ? w->dev.retired : NULL;
+}
 
 void wlog_get_info(const struct wlog *w, struct wlog_info *ret)
 {
@@ -423,7 +534,12 @@ void wlog_get_info(const struct wlog *w, struct wlog_info *ret)
 		.clean = w->sb.flags & WL_SB_FLAG_CLEAN,
 		.failed = w->failed,
 		.degraded = in_sync < w->dev.n,
-		.rebuilding = w->dev.rebuilding,
+		.rebuilding = w->rebuild_running,
+		.rebuild_error = w->rebuild_running ? 0 : w->rebuild_error,
+		.rebuild_done = w->rebuild_done,
+		.rebuild_total = w->rebuild_total,
+		.write_waits_ns = w->dev.write_since ? rt_now_ns() - w->dev.write_since : 0,
+		.hanging = hanging_device(w),
 		.commits = w->commits,
 		.commit_bytes = w->commit_bytes,
 		.commits_foreseen = w->foreseen,
@@ -495,13 +611,14 @@ void *wlog_status(struct wlog *w)
 	for (unsigned n = 0; n < w->dev.n; n++)
 		json_array_append_new(devs, json_pack("{s:s, s:s}", "device", w->dev.disk[n] ? w->dev.disk[n]->name : "",
 			"state", !w->dev.disk[n] ? "missing" : w->dev.in_sync[n] ? "in sync" :
-				 w->dev.rebuilding ? "rebuilding" : "out"));
-	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+				 w->dev.rebuilding ? "rebuilding" : is_hanging(w, n) ? "hanging" : "out"));
+	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
 		"uuid", uuid_format(&i.uuid, uuid), "size", (json_int_t)i.size, "segment_size", (json_int_t)i.segment_size,
 		"used_bytes", (json_int_t)i.used_bytes, "memory_limit", (json_int_t)i.memory_limit,
 		"index_bytes", (json_int_t)i.memory_bytes, "sequence", (json_int_t)i.sequence, "failed", i.failed,
 		"degraded", i.degraded, "rebuilding", i.rebuilding, "commits", (json_int_t)i.commits,
-		"commit_bytes", (json_int_t)i.commit_bytes, "commits_foreseen", (json_int_t)i.commits_foreseen,
+		"commit_bytes", (json_int_t)i.commit_bytes, "write_waits_ns", (json_int_t)i.write_waits_ns,
+		"commits_foreseen", (json_int_t)i.commits_foreseen,
 		"rebuild_done", (json_int_t)w->rebuild_done, "rebuild_total", (json_int_t)w->rebuild_total,
 		"commit_p50_ns", (json_int_t)hist_quantile(&w->commit_latency, 500),
 		"commit_p99_ns", (json_int_t)hist_quantile(&w->commit_latency, 990), "devices", devs, "volumes", vols);

@@ -54,6 +54,7 @@ struct wlog_config {
 	unsigned destage_parallel; /* image writes in flight per volume; 0: 16 */
 	uint64_t destage_delay_ns; /* how long dirty data may rest before it is destaged; 0: 1 s. The sooner of this and the watermark */
 	unsigned low_pct, high_pct; /* of a volume's quota and of the log: destaging urges from low on (0: 25), writers are slowed from high on (0: 60) */
+	uint64_t side_timeout_ns; /* a side of the mirror that answers a write so much later than the other has failed; 0: 5 s; UINT64_MAX: never */
 	bool no_destage;	/* tests and read-only tools: nothing is destaged but by drain */
 	bool read_only;		/* recovery builds the map but writes nothing anywhere */
 	bool ignore_damage;	/* give up what lies behind a damaged record (operator's explicit choice) */
@@ -110,9 +111,15 @@ co_fn int co_wlog_drop_volume(struct wlog *w, const char *name, struct err *err)
 
 /*
  * Replaces the failed, missing or outdated side by `dev`, or gives a log of one device a second one, and copies in the background (wlog_info.rebuilding). With `dev`
- * NULL the side that is present but outdated is brought back. On success `dev` is the log's, and what it replaced is closed.
+ * NULL the side that is present but outdated is brought back. `dev` is the log's in any case: on failure it is closed, as is what it replaced.
  */
 co_fn int co_wlog_rebuild(struct wlog *w, struct disk *dev, struct err *err);
+/* True if `device` is how the side that is out, and open, is called: it cannot be opened again, and is brought back instead. */
+bool wlog_is_out(const struct wlog *w, const char *device);
+/* For who must not overwrite anything by mistake: -EEXIST if the device is not empty where a log or a file system begins. */
+co_fn int co_wlog_check_blank(struct disk *dev, struct err *err);
+/* Stops the copying, soon: the side stays out. Plain function. */
+void wlog_rebuild_cancel(struct wlog *w);
 
 /* --- Figures --- */
 
@@ -137,6 +144,10 @@ struct wlog_info {
 	uint64_t size, segment_size, used_bytes, memory_bytes, memory_limit;
 	uint64_t sequence;	/* of the next batch */
 	bool clean, failed, degraded, rebuilding;
+	int rebuild_error;	/* of the last rebuild that ended */
+	uint64_t rebuild_done, rebuild_total;
+	uint64_t write_waits_ns; /* how long the device write in progress has been waiting */
+	const char *hanging;	/* a device that owes an answer and is not used any more; NULL: none. Valid until the next rebuild */
 	uint64_t commits, commit_bytes, device_errors;
 	uint64_t commits_foreseen; /* of them: begun before their flush came */
 	unsigned devices, volumes;

@@ -290,6 +290,83 @@ def two_logs_mirror_each_other():
             check(c.read(1) == block(7), "after SIGKILL")
 
 
+def write_some(n, byte, first=0):
+    with Client() as c:
+        for i in range(n):
+            c.write(first + i, byte)
+            c.flush()
+
+
+def devices(command="status"):
+    return [d["state"] for d in ask(command)[0]["result"]["log"]["devices"]]
+
+
+def a_side_of_the_mirror_that_hangs_is_given_up_and_can_be_replaced():
+    with Bed(logs=("log", "mirror")):
+        with open("new", "wb") as f:
+            f.truncate(64 << 20)
+        # The superblocks are written at the start; the first batch lies behind them.
+        hangs = "fault:op=write,off=256K,len=64M,stall=1h:mirror"
+        with Serve(SLOW + "a.raw", "--log-timeout", "500ms", logs=("log", hangs)) as s:
+            write_some(20, 7)
+            check(devices() == ["in sync", "hanging"], devices())
+            check("does not answer" in s.text(), s.text())
+            check(ask("log-rebuild")[-1]["error"].count("has not answered"), "the same side again")
+            p = weir("log", "rebuild", "--control", "control", "new")
+            check(p.returncode == 0 and "complete" in p.stdout, p.stdout + p.stderr)
+            check(devices() == ["in sync", "in sync"], devices())
+            write_some(20, 8, 20)
+            # Its last request never returns.
+            check(s.end() == 0, "exit status: " + s.text())
+            check("mirror hangs" in s.text(), s.text())
+        os.unlink("log")
+        with Serve("a.raw", logs=("new",)), Client() as c:
+            check(c.read(1) == block(7) and c.read(39) == block(8), "the new side alone")
+
+
+def a_side_that_was_replaced_is_rebuilt_while_the_volumes_are_served():
+    with Bed(logs=("log", "mirror")):
+        with open("new", "wb") as f:
+            f.write(b"a letter")
+            f.truncate(64 << 20)
+        with Serve(SLOW + "a.raw", logs=("log", "fault:op=write,after=20:mirror")) as s:
+            write_some(60, 7)
+            check(devices() == ["in sync", "out"], devices())
+            p = weir("log", "rebuild", "--control", "control", "new")
+            check(p.returncode == 1 and "--force" in p.stderr, p.stderr)
+            check(ask("log-rebuild", device="nowhere")[-1]["ok"] is False, "a device that is not there")
+            check(ask("log-rebuild", nonsense=1)[-1]["ok"] is False, "an unknown argument")
+            # Slow enough to be looked at, and stopped by going away.
+            with socket.socket(socket.AF_UNIX) as k:
+                k.connect("control")
+                k.sendall(b'{"command": "log-rebuild", "device": "delay:write=300ms:new", "force": true}\n')
+                end = time.monotonic() + TIMEOUT
+                while not any(j["name"] == "log rebuild" and j["total"] for j in ask("tasks")[0]["result"]["jobs"]):
+                    check(time.monotonic() < end, "the rebuild shows in tasks")
+                write_some(2, 8, 60)
+                check(devices() == ["in sync", "rebuilding"], devices())
+            while ask("tasks")[0]["result"]["jobs"]:
+                check(time.monotonic() < end, "the rebuild ends")
+                time.sleep(0.1)
+            check(devices() == ["in sync", "out"], devices())
+            # A crash in the middle is like one before.
+            with socket.socket(socket.AF_UNIX) as k:
+                k.connect("control")
+                k.sendall(b'{"command": "log-rebuild", "device": "delay:write=300ms:new", "force": true}\n')
+                while not ask("tasks")[0]["result"]["jobs"]:
+                    check(time.monotonic() < end, "the second rebuild")
+                write_some(1, 9, 62)
+                s.kill()
+        with Serve(SLOW + "a.raw", logs=("log", "new")):
+            check(devices() == ["in sync", "out"], devices())
+            p = weir("log", "rebuild", "--control", "control")
+            check(p.returncode == 0, p.stderr)
+            write_some(1, 5, 63)
+        with Serve("a.raw", logs=("new",)), Client() as c:
+            for i, byte in ((0, 7), (59, 7), (60, 8), (62, 9), (63, 5)):
+                check(c.read(i) == block(byte), "block %d of the new side alone" % i)
+
+
 def every_log_and_sync_mode_keeps_what_a_flush_covered():
     for opts in (("--logmode", "write"), ("--destage", "ordered"), ("--sync", "always"), ("--logmode", "write", "--destage", "ordered"),
                  ("--quota", "8M", "--memory", "8M")):

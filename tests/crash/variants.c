@@ -152,6 +152,7 @@ const struct variant crash_variants[] = {
 	{ "clean", "the same while data of a hanging volume is brought forward in a full ring", run_clean, adjust_clean },
 	{ "bare", "without a log, flushed data is there", run_cut, adjust_bare },
 	{ "mirror", "a side of the mirror dies: nobody notices; a stale side is never believed", run_mirror, adjust_mirror },
+	{ "hang", "a side of the mirror hangs, for a while or for good, or both do: nothing is lost, and nobody waits for ever", run_hang, adjust_hang },
 	{ "rebuild", "a side is replaced under load", run_rebuild, adjust_rebuild },
 	{ "error", "an I/O error is reported, and nothing that was flushed is lost", run_error, NULL },
 	{ "dead", "the same for a device that fails for good", run_dead, NULL },
