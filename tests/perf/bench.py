@@ -101,6 +101,7 @@ class Bench:
         self.sock = os.path.join(d, "s")
         self.cells = {}		# (workload, who) -> list of results
         self.busy = self.total = 0
+        self.process = {}
 
     # --- set-up ---
 
@@ -260,6 +261,55 @@ class Bench:
                 print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:22} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
                       f"p99 {r['p99_us']:8.0f} us  others {r['others'] * 100:3.0f} %", file=sys.stderr, flush=True)
 
+    # --- figures of the process itself ---
+
+    def start(self):
+        """Seconds from exec to `ready` with about 1 GiB of dirty log in records of 8000 bytes, each round; and the dirty bytes."""
+        log, image = os.path.join(self.d, "log-start"), f"delay:write=100s:{self.file}"
+        argv = [self.a.weir, "serve", "--nbd", "unix:" + self.sock, "--name", "v0", "--log", log]
+        subprocess.run([self.a.weir, "log", "create", "--size", "2G", log], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = Server(self.d, [*argv, image], [f"nbd+unix:///v0?socket={self.sock}"], [self.sock])
+        fio = ["fio", "--name=fill", "--ioengine=nbd", f"--uri=nbd+unix:///v0?socket={self.sock}", "--rw=write", "--bs=8000", "--iodepth=32",
+               "--size=1000m", "--fsync=1000"]
+        subprocess.run(fio, check=True, stdout=subprocess.DEVNULL)
+        server.p.kill()
+        server.p.wait()
+        server.stop()
+        times = []
+        for _ in range(self.a.rounds):
+            wait_quiet(self.a.quiet)
+            begin = time.monotonic()
+            p = subprocess.Popen([*argv, image], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+            if any("ready" in line for line in p.stderr):
+                times.append(time.monotonic() - begin)
+            p.kill()
+            p.wait()
+            p.stderr.close()
+        status = json.loads(subprocess.run([self.a.weir, "log", "status", "--json", log], check=True, stdout=subprocess.PIPE).stdout)
+        os.unlink(log)
+        return times, sum(v.get("dirty_bytes", 0) for v in status.get("volumes", []))
+
+    def memory(self):
+        """Resident KiB of a process at rest with one volume and with 16, all on one log and each with a connection that was used."""
+        out = []
+        for n in (1, 16):
+            server = self.weir(*["mem:1G"] * n, log=True)
+            for u in server.uris:
+                subprocess.run(["nbdinfo", "--size", u], stdout=subprocess.DEVNULL, check=True)
+            with open(f"/proc/{server.p.pid}/status") as f:
+                out.append(int(next(x for x in f if x.startswith("VmRSS")).split()[1]))
+            server.stop()
+        return out
+
+    def run_process(self):
+        if self.a.only and "process" not in self.a.only:
+            return
+        times, dirty = self.start()
+        one, many = self.memory()
+        self.process = {"ready_s": times, "dirty_bytes": dirty, "rss_kib_1_volume": one, "rss_kib_16_volumes": many}
+        print(f"start with {dirty >> 20} MiB dirty: {', '.join(f'{t:.2f}' for t in times)} s to ready; resident at rest {one} KiB with 1 volume, "
+              f"{many} KiB with 16", file=sys.stderr)
+
     def rows(self):
         for w, whos in self.PLAN:
             for who in whos:
@@ -316,7 +366,12 @@ class Bench:
         add("16 clients on 4 volumes over 1 on 1: rate", ratio(m(*many, "iops"), m(*one, "iops")), 3, True)
         add("16 clients on 4 volumes over 1 on 1: p99", ratio(m(*many, "p99_us"), m(*one, "p99_us")), 3, False)
         for work, least in (("randread qd1", 1.3), ("randwrite qd1", 1.3), ("randread qd32", 2), ("randwrite qd32", 2)):
-            add(work + ": rate over the better qsd", ratio(m(work, "weir", "iops"), best(work, ("qsd io_uring", "qsd native"))), least, True)
+            add(work + ": rate over the better qsd, no log", ratio(m(work, "weir", "iops"), best(work, ("qsd io_uring", "qsd native"))), least, True)
+        if self.process:
+            p = self.process
+            add(f"start to ready with {p['dirty_bytes'] >> 20} MiB of dirty log, s", statistics.median(p["ready_s"]), 0.5, False)
+            add("resident at rest, MiB", p["rss_kib_1_volume"] / 1024, 20, False)
+            add("resident for each further idle volume, MiB", (p["rss_kib_16_volumes"] - p["rss_kib_1_volume"]) / 15 / 1024, 2, False)
         return out
 
     def targets_table(self):
@@ -328,7 +383,7 @@ class Bench:
         return "\n".join(out)
 
     def json(self):
-        return {"rounds": self.a.rounds, "seconds": self.a.seconds, "cells": self.total, "disturbed_cells": self.busy,
+        return {"rounds": self.a.rounds, "seconds": self.a.seconds, "cells": self.total, "disturbed_cells": self.busy, "process": self.process,
                 "results": [{"work": w.strip(), "server": who, "runs": rs} for w, who, rs in self.rows()]}
 
 
@@ -342,7 +397,7 @@ def main():
     p.add_argument("--quiet", type=float, default=20, help="seconds to wait for a quiet machine before each cell")
     p.add_argument("--tries", type=int, default=3, help="runs of a cell that other processes disturb")
     p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting, no repeats")
-    p.add_argument("--only", help="workloads: sync, sync16, randread, ...")
+    p.add_argument("--only", help="workloads: sync, sync16, randread, ..., process")
     p.add_argument("--json", help="default: bench-results/TIME.json")
     p.add_argument("--markdown", help="default: bench-results/TIME.md")
     a = p.parse_args()
@@ -356,6 +411,7 @@ def main():
     try:
         b.prepare()
         b.run()
+        b.run_process()
     except KeyboardInterrupt:
         print("interrupted: what was measured so far", file=sys.stderr)
     finally:
