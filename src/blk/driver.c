@@ -14,10 +14,14 @@
 #include "util/err.h"
 
 #define MAX_DRIVERS 32
+#define MAX_FORMATS 8
 #define MAX_DEFAULTS 16
 
 static const struct disk_driver *drivers[MAX_DRIVERS];
 static unsigned n_drivers;
+
+static const struct disk_format *formats[MAX_FORMATS];
+static unsigned n_formats;
 
 static struct {
 	char *key, *val;
@@ -38,6 +42,22 @@ const struct disk_driver *disk_find_driver(const char *name)
 		if (!strcmp(drivers[i]->name, name))
 			return drivers[i];
 	return NULL;
+}
+
+static const struct disk_format *find_format(const char *name)
+{
+	for (unsigned i = 0; i < n_formats; i++)
+		if (!strcmp(formats[i]->name, name))
+			return formats[i];
+	return NULL;
+}
+
+void disk_register_format(const struct disk_format *format)
+{
+	if (find_format(format->name))
+		return;
+	assert(n_formats < MAX_FORMATS);
+	formats[n_formats++] = format;
 }
 
 void disk_set_default(const char *key, const char *val)
@@ -102,54 +122,76 @@ static int add_defaults(struct disk_spec *spec, const struct disk_driver *drv, u
 
 static const char *const other_formats[] = { "qcow2", "qcow", "vmdk", "vhdx", "vdi", "vpc", "luks", NULL };
 
-/* Raw, or a format that this build has a driver for. Without the option only the suffix .qcow2 says something. */
-static int check_format(struct disk_spec *spec, struct err *err)
+/* *ret is NULL for raw. Without the option only the suffix of a file says something. */
+static int choose_format(struct disk_spec *spec, const struct disk_format **ret, struct err *err)
 {
-	const char *format = opts_str(&spec->opts, "format"), *dot;
+	const char *name = opts_str(&spec->opts, "format"), *dot;
 
-	if (format) {
-		if (!strcmp(format, "raw"))
+	*ret = NULL;
+	if (name) {
+		*ret = find_format(name);
+		if (*ret || !strcmp(name, "raw"))
 			return 0;
 		for (int i = 0; other_formats[i]; i++)
-			if (!strcmp(format, other_formats[i]))
-				return err_set(err, -ENOTSUP, "%.200s: format=%s: this build opens raw images only; convert it with "
-					       "\"qemu-img convert -O raw\"", spec->text, other_formats[i]);
-		return err_set(err, -EINVAL, "%.200s: format=%.40s: no such format; write format=raw", spec->text, format);
+			if (!strcmp(name, other_formats[i]))
+				return err_set(err, -ENOTSUP, "%.200s: format=%s: this program opens raw %simages only; convert it with "
+					       "\"qemu-img convert -O raw\"", spec->text, name, n_formats ? "and qcow2 " : "");
+		return err_set(err, -EINVAL, "%.200s: format=%.40s: no such format; write format=raw", spec->text, name);
 	}
 	dot = strrchr(spec->rest, '.');
-	if (!strcmp(spec->driver, "file") && dot && !strcmp(dot, ".qcow2"))
-		return err_set(err, -ENOTSUP, "%.200s: is a qcow2 image by its name, and this build opens raw images only; convert it with "
+	if (strcmp(spec->driver, "file") || !dot)
+		return 0;
+	for (unsigned i = 0; i < n_formats; i++)
+		if (!strcmp(dot, formats[i]->suffix))
+			*ret = formats[i];
+	if (!*ret && !strcmp(dot, ".qcow2"))
+		return err_set(err, -ENOTSUP, "%.200s: is a qcow2 image by its name, and this program opens raw images only; convert it with "
 			       "\"qemu-img convert -O raw\", or say format=raw if its bytes are the disk", spec->text);
 	return 0;
 }
 
-static int check_options(struct disk_spec *spec, const struct disk_driver *drv, struct err *err)
+static int check_options(struct disk_spec *spec, const struct disk_driver *drv, const struct disk_format *format, struct err *err)
 {
 	for (size_t i = 0; i < spec->opts.n; i++) {
 		const struct opt *o = &spec->opts.v[i];
 
-		if (strcmp(o->key, "format") && !list_has(drv->options, o->key))
-			return err_set(err, -EINVAL, "%.200s: unknown option \"%.40s\"; driver %s knows: %s%sformat", spec->text, o->key,
-				       drv->name, drv->options ? drv->options : "", drv->options && *drv->options ? "," : "");
+		if (strcmp(o->key, "format") && !list_has(drv->options, o->key) && !(format && list_has(format->options, o->key)))
+			return err_set(err, -EINVAL, "%.200s: unknown option \"%.40s\"; driver %s knows: %s%sformat%s%s", spec->text, o->key,
+				       drv->name, drv->options ? drv->options : "", drv->options && *drv->options ? "," : "",
+				       format ? ", and format=" : "", format ? format->name : "");
 	}
 	return 0;
+}
+
+/* Puts the format over the disk that was opened. */
+static co_fn int co_open_format(const struct disk_format *format, struct disk_spec *spec, unsigned flags, struct disk **d, struct err *err)
+{
+	struct disk *file = *d;
+	int r = format->co_open(spec, file, flags, d, err);
+
+	if (r)
+		co_disk_close(file);
+	return r;
 }
 
 co_fn int co_disk_open_spec(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err)
 {
 	const struct disk_driver *drv = disk_find_driver(spec->driver);
+	const struct disk_format *format;
 	struct disk *d;
 	int r;
 
 	if (!drv)
 		return err_set(err, -ENOTSUP, "%.200s: this build has no driver \"%s\"", spec->text, spec->driver);
-	r = check_format(spec, err);
+	r = choose_format(spec, &format, err);
 	if (!r)
-		r = check_options(spec, drv, err);
+		r = check_options(spec, drv, format, err);
 	if (!r)
 		r = add_defaults(spec, drv, flags, err);
 	if (!r)
 		r = drv->co_open(spec, flags, &d, err);
+	if (!r && format)
+		r = co_open_format(format, spec, flags, &d, err);
 	if (r)
 		return r;
 	r = opts_finish(&spec->opts, spec->text, drv->options ? drv->options : "", err);

@@ -8,8 +8,8 @@
  *   vm.raw,aio=native,cache=none           file:/dev/sdb         mem:1G         null:1T
  *   nbd://host/export  nbd+unix:///name?socket=PATH              delay:read=4ms,flush=8ms:vm.raw
  *
- * A comma inside a PATH is doubled. Options after the path belong to the innermost disk. `format=raw` is accepted everywhere; another
- * format needs its driver. Contents are never probed. A PATH that begins with a known scheme and a colon is written "./mem:1G" or "file:mem:1G".
+ * A comma inside a PATH is doubled. Options after the path belong to the innermost disk. `format=raw` is accepted everywhere, and is
+ * what a disk has whose name does not end in .qcow2. Contents are never probed. A PATH that begins with a known scheme and a colon is written "./mem:1G" or "file:mem:1G".
  */
 #pragma once
 
@@ -30,6 +30,7 @@ enum disk_open_flags {
 	DISK_OPEN_RDWR = 1 << 0,
 	DISK_OPEN_LOG = 1 << 1,	/* holds a write log: O_DIRECT if the file system can, exclusive lock, stable writes */
 	DISK_OPEN_NOLOCK = 1 << 2, /* takes no image lock (read-only tools on a live image) */
+	DISK_OPEN_CHAIN = 1 << 8, /* times how many images are above this one in a chain of backing files */
 };
 
 struct disk_driver {
@@ -38,6 +39,17 @@ struct disk_driver {
 	bool wraps;
 	/* Opens spec; spec->opts are consumed by opts_*() and checked by the caller. On success *ret is ready, at its size. */
 	int (*co_open)(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err);
+};
+
+/*
+ * A format over a disk: what `format=NAME` says or, over a file and without the option, the name's suffix. Its options are in the same list as those of the
+ * driver below, which has opened `file` with its own.
+ */
+struct disk_format {
+	const char *name, *suffix;
+	const char *options;
+	/* Takes over `file` on success. */
+	int (*co_open)(struct disk_spec *spec, struct disk *file, unsigned flags, struct disk **ret, struct err *err);
 };
 
 /* Parses without touching anything. Untrusted input: bounded depth (8 wrappers), precise messages. Free with disk_spec_free(). */
@@ -57,5 +69,6 @@ void disk_set_default(const char *key, const char *val);
 /* Drivers register here, before the first open (src/backend/drivers.c holds the list). */
 void disk_register_driver(const struct disk_driver *drv);
 const struct disk_driver *disk_find_driver(const char *name);
+void disk_register_format(const struct disk_format *format);
 /* Registers every backend of this build. Call once at start. */
 void backends_register(void);

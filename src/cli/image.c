@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "format/qcow2/qcow2.h"
 #include "rt/buf.h"
 #include "rt/rt.h"
 #include "util/bytes.h"
@@ -81,6 +82,7 @@ int image_job_run(struct image_job *job)
 	if (!ret) {
 		rt_set_bufs(rt, bufs);
 		backends_register();
+		disk_register_format(&qcow2_format);
 		catch_signals(job, rt);
 		ret = rt_run(rt, co_job, job);
 		if (ret)

@@ -10,6 +10,7 @@
 #include "bench/perf.h"
 #include "blk/spec.h"
 #include "cli/cli.h"
+#include "format/qcow2/qcow2.h"
 #include "util/err.h"
 
 #define SECOND 1000000000ull
@@ -63,6 +64,7 @@ int cli_perf(int argc, char **argv)
 		return EXIT_FAILURE;
 	catch_signals();
 	backends_register();
+	disk_register_format(&qcow2_format);
 	rc = perf_run(&o, r, &err);
 	if (terminal)
 		fputs("\r\033[K", stderr);

@@ -27,6 +27,7 @@
 #include "daemon/vhost.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
+#include "format/qcow2/qcow2.h"
 #include "rt/buf.h"
 #include "util/bytes.h"
 #include "util/err.h"
@@ -272,6 +273,7 @@ int serve_run(const struct serve_config *config, struct err *err)
 	int ret;
 
 	backends_register();
+	disk_register_format(&qcow2_format);
 	if (config->aio)
 		disk_set_default("aio", config->aio);
 	if (config->cache)

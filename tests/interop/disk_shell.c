@@ -21,6 +21,7 @@
 
 #include "blk/disk.h"
 #include "blk/spec.h"
+#include "format/qcow2/qcow2.h"
 #include "lib/test.h"
 #include "rt/buf.h"
 #include "rt/io.h"
@@ -199,6 +200,7 @@ int main(int argc, char **argv)
 	text = argv[1];
 	mode = argc > 2 ? argv[2] : "";
 	backends_register();
+	disk_register_format(&qcow2_format);
 	if (rt_create(NULL, &rt, &err))
 		test_fail("%s", err.msg);
 	CHECK_EQ(rt_bufpool_create(rt, 64 << 20, &pool, &err), 0);

@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * qcow2: copy-on-write.
+ *
+ * A write into a cluster whose old content is not zeroes (a backing file's, a snapshot's, a compressed one's) goes to a new cluster, which must hold all of
+ * the old content around it before anybody may see it on disk. That padding is put off: the guest's data goes to its place in the
+ * new cluster at once, and a fill remembers which units of it are there. More writes to the same cluster add to them; a read takes from the fill
+ * what is there, and the rest from where the tables still say it is. The padding is read and written when a flush asks, when the fills
+ * become too many, or never, because the guest has written it all. Then the new cluster is entered in the L2 table.
+ *
+ *	(none) --write--> open --flush, too many, all there--> padding --> L2 entry --> (none)
+ *	                    ^                                     |
+ *	                    +------------- an error --------------+
+ *
+ * So a 4 KiB write costs 4 KiB, whatever the size of a cluster, and many of them into one cluster pay for its copy once; and a cut shows the
+ * old cluster or the complete new one. What can be owed is bounded (fill_debt), because a flush has to wait for it.
+ *
+ * With extended L2 entries only subclusters that were touched are padded (and those copied that a shared cluster had).
+ *
+ * Invariants
+ *  (1) a bit is set when the write of its unit has returned;
+ *  (2) nobody writes into a fill that is being padded: writers wait, and padding waits for the writers that came before;
+ *  (3) the L2 entry of a cluster with a fill does not change but by its fill (internal.h, (5));
+ *  (4) units of a fill beyond the size of the disk are padded with zeroes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "format/qcow2/internal.h"
+#include "rt/buf.h"
+
+#define PAD_CHUNK (1u << 20)
+#define PAD_RESERVE 65536u
+#define FILLERS 8
+#define MAX_FILLS 16384u
+#define MIN_FILLS 16u
+
+int q2_fills_init(struct qcow2 *q, uint64_t debt)
+{
+	uint32_t words, buckets = 16;
+
+	q->unit_bits = __builtin_ctz(q->disk.limits.align);
+	q->units = q->g.cluster_size >> q->unit_bits;
+	words = (q->units + 63) / 64;
+	q->fill_cap = max(min(debt >> q->g.cluster_bits, (uint64_t)MAX_FILLS), (uint64_t)MIN_FILLS);
+	while (buckets < q->fill_cap)
+		buckets *= 2;
+	q->fill_mask = buckets - 1;
+	list_init(&q->fills);
+	list_init(&q->idle_fills);
+	co_queue_init(&q->fill_room);
+	co_mutex_init(&q->pad_lock);
+	q->fill = calloc(q->fill_cap, sizeof(*q->fill));
+	q->fill_hash = calloc(buckets, sizeof(*q->fill_hash));
+	q->fill_bits = calloc((size_t)q->fill_cap * words, sizeof(*q->fill_bits));
+	q->pad_reserve = mmap(NULL, PAD_RESERVE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!q->fill || !q->fill_hash || !q->fill_bits || q->pad_reserve == MAP_FAILED)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < q->fill_cap; i++) {
+		q->fill[i].bits = q->fill_bits + (size_t)i * words;
+		co_queue_init(&q->fill[i].q);
+		list_add_tail(&q->idle_fills, &q->fill[i].node);
+	}
+	return 0;
+}
+
+void q2_fills_fini(struct qcow2 *q)
+{
+	free(q->fill);
+	free(q->fill_hash);
+	free(q->fill_bits);
+	if (q->pad_reserve && q->pad_reserve != MAP_FAILED)
+		munmap(q->pad_reserve, PAD_RESERVE);
+}
+
+static uint32_t *bucket(struct qcow2 *q, uint64_t cluster)
+{
+	return &q->fill_hash[(cluster * 0x9e3779b97f4a7c15ull >> 32) & q->fill_mask];
+}
+
+struct q2_fill *q2_fill_find_slow(struct qcow2 *q, uint64_t cluster)
+{
+	for (uint32_t i = *bucket(q, cluster); i; i = q->fill[i - 1].next)
+		if (q->fill[i - 1].cluster == cluster)
+			return &q->fill[i - 1];
+	return NULL;
+}
+
+static bool unit_is_there(const struct q2_fill *f, uint32_t unit)
+{
+	return f->bits[unit / 64] >> (unit % 64) & 1;
+}
+
+/* The end of the run of units, from `unit` on and before `end`, that are all there or all not. */
+static uint32_t run_end(const struct q2_fill *f, uint32_t unit, uint32_t end)
+{
+	bool there = unit_is_there(f, unit);
+
+	for (unit++; unit < end; unit++) {
+		uint64_t word = f->bits[unit / 64];
+
+		if (!(unit % 64) && word == (there ? UINT64_MAX : 0) && unit + 64 <= end) {
+			unit += 63;
+			continue;
+		}
+		if (unit_is_there(f, unit) != there)
+			break;
+	}
+	return unit;
+}
+
+uint64_t q2_fill_run(struct qcow2 *q, const struct q2_fill *f, uint64_t off, uint64_t len, bool *ret_there)
+{
+	uint32_t pos = off & (q->g.cluster_size - 1);
+	uint64_t end = min((uint64_t)pos + len, (uint64_t)q->g.cluster_size);
+	uint32_t unit = pos >> q->unit_bits, stop = (end + (1u << q->unit_bits) - 1) >> q->unit_bits;
+
+	*ret_there = unit_is_there(f, unit);
+	return min((uint64_t)run_end(f, unit, stop) << q->unit_bits, end) - pos;
+}
+
+static void set_bits(struct qcow2 *q, struct q2_fill *f, uint32_t pos, uint64_t len)
+{
+	for (uint32_t u = pos >> q->unit_bits; u < (pos + len) >> q->unit_bits; u++) {
+		f->present += !unit_is_there(f, u);
+		f->bits[u / 64] |= 1ull << (u % 64);
+	}
+}
+
+/* --- Life --- */
+
+static struct q2_fill *fill_new(struct qcow2 *q, uint64_t cluster, uint64_t host, bool own, bool zeroed)
+{
+	struct q2_fill *f = list_first(&q->idle_fills, struct q2_fill, node);
+	uint32_t *link = bucket(q, cluster);
+
+	list_del(&f->node);
+	list_add_tail(&q->fills, &f->node);
+	memset(f->bits, 0, (q->units + 63) / 64 * sizeof(*f->bits));
+	f->cluster = cluster;
+	f->host = host;
+	f->own = own;
+	f->zeroed = zeroed;
+	f->present = f->writers = 0;
+	f->padding = false;
+	f->next = *link;
+	*link = f - q->fill + 1;
+	q->nfills++;
+	return f;
+}
+
+static void fill_end(struct qcow2 *q, struct q2_fill *f)
+{
+	uint32_t *link = bucket(q, f->cluster), self = f - q->fill + 1;
+
+	while (*link != self)
+		link = &q->fill[*link - 1].next;
+	*link = f->next;
+	f->cluster = UINT64_MAX;
+	list_del(&f->node);
+	list_add_tail(&q->idle_fills, &f->node);
+	q->nfills--;
+	co_queue_wake_all(&f->q);
+	co_queue_wake_all(&q->fill_room);
+}
+
+/* --- Padding --- */
+
+static enum qcow2_kind old_kind(struct qcow2 *q, struct qcow2_l2e e, uint32_t sub)
+{
+	return e.entry & QCOW2_COMPRESSED ? QCOW2_COMPRESSED_DATA : q2_kind(q, e, q->g.ext ? sub : 0);
+}
+
+static bool sub_touched(const struct qcow2 *q, const struct q2_fill *f, uint32_t sub)
+{
+	uint32_t units = q->g.sub_size >> q->unit_bits;
+	uint32_t first = sub * units;
+
+	if (q->g.sub_size < 1u << q->unit_bits)
+		return unit_is_there(f, (sub << q->g.sub_bits) >> q->unit_bits);
+	return unit_is_there(f, first) || run_end(f, first, first + units) < first + units;
+}
+
+/* Whether the subcluster belongs to the new cluster when the fill is done. */
+static bool sub_needed(struct qcow2 *q, const struct q2_fill *f, struct qcow2_l2e e, uint32_t sub)
+{
+	enum qcow2_kind kind = old_kind(q, e, sub);
+
+	if (!q->g.ext || kind == QCOW2_COMPRESSED_DATA)
+		return true;
+	if (kind == QCOW2_NORMAL)
+		return !f->own;
+	return sub_touched(q, f, sub);
+}
+
+static co_fn int co_write_gap(struct qcow2 *q, struct q2_fill *f, uint8_t *buf, uint32_t pos, uint32_t len)
+{
+	/* Zeroes need not be written over zeroes: a sparse backing file makes a sparse image. */
+	if (f->zeroed && bytes_are_zero(buf, len))
+		return 0;
+	q->count.pad_bytes += len;
+	return co_disk_write(q->data, f->host + pos, buf, len, DISK_BACKGROUND);
+}
+
+/* Writes what is missing of [pos, pos + len), whose old content is in `buf`. */
+static co_fn int co_write_gaps(struct qcow2 *q, struct q2_fill *f, uint8_t *buf, uint32_t pos, uint32_t len)
+{
+	uint32_t unit = pos >> q->unit_bits, end = (pos + len) >> q->unit_bits, stop;
+	int ret = 0;
+
+	for (; unit < end && !ret; unit = stop) {
+		stop = run_end(f, unit, end);
+		if (!unit_is_there(f, unit))
+			ret = co_write_gap(q, f, buf + ((unit << q->unit_bits) - pos), unit << q->unit_bits, (stop - unit) << q->unit_bits);
+	}
+	return ret;
+}
+
+static bool any_gap(struct qcow2 *q, const struct q2_fill *f, uint32_t pos, uint32_t len)
+{
+	uint32_t unit = pos >> q->unit_bits, end = (pos + len) >> q->unit_bits;
+
+	return !unit_is_there(f, unit) || run_end(f, unit, end) < end;
+}
+
+static co_fn int co_pad_range(struct qcow2 *q, struct q2_fill *f, uint8_t *buf, uint32_t size, uint32_t pos, uint32_t end)
+{
+	int ret = 0;
+
+	for (uint32_t len; pos < end && !ret; pos += len) {
+		len = min(size, end - pos);
+		if (!any_gap(q, f, pos, len))
+			continue;
+		ret = co_q2_read_old(q, (f->cluster << q->g.cluster_bits) + pos, buf, len);
+		if (!ret)
+			ret = co_write_gaps(q, f, buf, pos, len);
+	}
+	return ret;
+}
+
+/* Reads and writes all that the new cluster lacks. */
+static co_fn int co_pad(struct qcow2 *q, struct q2_fill *f, struct qcow2_l2e e)
+{
+	uint32_t size = min(q->g.cluster_size, PAD_CHUNK);
+	uint8_t *buf;
+	bool reserve;
+	int ret = 0;
+
+	if (f->present == q->units)
+		return 0;
+	buf = rt_bufs() ? rt_buf_tryget(rt_bufs(), size) : NULL;
+	reserve = !buf;
+	if (reserve) {
+		co_mutex_lock(&q->pad_lock);
+		buf = q->pad_reserve;
+		size = min(size, PAD_RESERVE);
+	}
+	/* Subclusters that are needed and adjacent go together. */
+	for (uint32_t sub = 0, next; sub < q->g.subs && !ret; sub = next) {
+		bool needed = sub_needed(q, f, e, sub);
+
+		for (next = sub + 1; next < q->g.subs && sub_needed(q, f, e, next) == needed; next++)
+			;
+		if (needed)
+			ret = co_pad_range(q, f, buf, size, sub << q->g.sub_bits, next << q->g.sub_bits);
+	}
+	if (reserve)
+		co_mutex_unlock(&q->pad_lock);
+	else
+		rt_buf_put(rt_bufs(), buf);
+	return ret;
+}
+
+static struct qcow2_l2e merged_entry(struct qcow2 *q, const struct q2_fill *f, struct qcow2_l2e old)
+{
+	struct qcow2_l2e e = { f->host | QCOW2_COPIED, 0 };
+
+	if (!q->g.ext)
+		return e;
+	if (!(old.entry & QCOW2_COMPRESSED))
+		e.bitmap = old.bitmap;
+	for (uint32_t sub = 0; sub < q->g.subs; sub++)
+		if (sub_needed(q, f, old, sub))
+			e.bitmap = (e.bitmap | 1ull << sub) & ~(1ull << (32 + sub));
+	return e;
+}
+
+static co_fn int co_fill_complete(struct qcow2 *q, struct q2_fill *f)
+{
+	uint64_t guest = f->cluster << q->g.cluster_bits;
+	bool suspended = false;
+	struct qcow2_l2e old;
+	uint8_t *at;
+	uint32_t n;
+	int ret;
+
+	f->padding = true;
+	while (f->writers)
+		co_queue_wait(&f->q, "qcow2: writes into a cluster that is to be padded");
+	ret = f->present ? co_q2_l2_own(q, guest, &at, &n, &suspended) : 0;
+	if (!f->present) {
+		/* Its only write failed. */
+		if (!f->own)
+			q2_free(q, f->host, 1);
+		fill_end(q, f);
+		return 0;
+	}
+	if (!ret) {
+		old = qcow2_l2_get(&q->g, at, 0);
+		ret = co_pad(q, f, old);
+	}
+	if (!ret)
+		ret = co_q2_l2_own(q, guest, &at, &n, &suspended);
+	if (ret) {
+		f->padding = false;
+		co_queue_wake_all(&f->q);
+		return ret;
+	}
+	old = qcow2_l2_get(&q->g, at, 0);
+	if (!f->own)
+		q2_free_entry(q, old);
+	q2_l2_set(q, at, merged_entry(q, f, old));
+	q->barrier = true;
+	q->count.filled++;
+	fill_end(q, f);
+	return 0;
+}
+
+/* Finishes it, or waits until whoever does has done so. */
+static co_fn int co_finish_one(struct qcow2 *q, struct q2_fill *f)
+{
+	uint64_t cluster = f->cluster;
+
+	if (!f->padding)
+		return co_fill_complete(q, f);
+	while (q2_fill_find(q, cluster) == f && f->padding)
+		co_queue_wait(&f->q, "qcow2: the padding of a cluster");
+	return q2_fill_find(q, cluster) == f ? -EIO : 0;
+}
+
+static struct q2_fill *oldest_open(struct qcow2 *q)
+{
+	list_for_each(&q->fills, node) {
+		struct q2_fill *f = container_of(node, struct q2_fill, node);
+
+		if (!f->padding)
+			return f;
+	}
+	return NULL;
+}
+
+/* --- In the background --- */
+
+static co_fn void co_filler(void *arg)
+{
+	struct qcow2 *q = arg;
+	struct q2_fill *f;
+
+	while (q->nfills > q->fill_cap / 2 && !q->disk.failed && (f = oldest_open(q)))
+		if (co_fill_complete(q, f))
+			break;
+	q->fillers--;
+	co_queue_wake_all(&q->background);
+}
+
+static void start_fillers(struct qcow2 *q)
+{
+	unsigned want = q->nfills > q->fill_cap / 2 ? FILLERS : 0;
+
+	while (q->fillers < want && !co_spawn("qcow2 copy-on-write", co_filler, q))
+		q->fillers++;
+}
+
+/* --- Writes --- */
+
+/* A fill for the cluster. -EAGAIN: something changed, look again. */
+static co_fn int co_fill_open(struct qcow2 *q, uint64_t off, struct q2_fill **ret)
+{
+	uint64_t cluster = off >> q->g.cluster_bits, host = 0, got;
+	struct qcow2_l2e e = { 0, 0 };
+	struct q2_fill *f;
+	uint8_t *at;
+	uint32_t n;
+	bool own;
+	int r;
+
+	while (q->nfills >= q->fill_cap) {
+		f = oldest_open(q);
+		if (!f) {
+			co_queue_wait(&q->fill_room, "qcow2: copy-on-write that is owed");
+			return -EAGAIN;
+		}
+		r = co_fill_complete(q, f);
+		return r ? r : -EAGAIN;
+	}
+	r = co_q2_l2(q, off, &at, &n);
+	if (r)
+		return r;
+	if (q2_fill_find(q, cluster))
+		return -EAGAIN;
+	if (at)
+		e = qcow2_l2_get(&q->g, at, 0);
+	/* It may have got a cluster of its own in the meantime, into which others are writing: it must not be copied. */
+	if (!q2_needs_fill(q, e, off))
+		return -EAGAIN;
+	if (q2_kind(q, e, (off & (q->g.cluster_size - 1)) >> q->g.sub_bits) == QCOW2_INVALID)
+		return co_q2_corrupt(q, "the L2 entry of guest offset %llu (%llx) means nothing", (unsigned long long)off, (unsigned long long)e.entry);
+	own = q->has_data_file || (q->g.ext && !(e.entry & QCOW2_COMPRESSED) && qcow2_l2_host(e.entry) && (e.entry & QCOW2_COPIED));
+	if (q->has_data_file) {
+		host = cluster << q->g.cluster_bits;
+	} else if (own) {
+		host = qcow2_l2_host(e.entry);
+		r = co_q2_check_host(q, host, off);
+		if (r)
+			return r;
+	} else {
+		host = q2_alloc(q, 1, &got);
+		if (!host) {
+			r = co_q2_refill(q);
+			return r ? r : -EAGAIN;
+		}
+		q2_refill_ahead(q);
+	}
+	*ret = fill_new(q, cluster, host, own, !q->has_data_file && (!own || q2_is_fresh(q, host)));
+	start_fillers(q);
+	return 0;
+}
+
+co_fn int co_q2_fill_write(struct qcow2 *q, uint64_t off, uint64_t len, const struct iovec *iov, int niov, uint64_t skip, unsigned flags)
+{
+	uint32_t pos = off & (q->g.cluster_size - 1);
+	struct q2_fill *f = q2_fill_find(q, off >> q->g.cluster_bits);
+	int ret;
+
+	if (!f) {
+		ret = co_fill_open(q, off, &f);
+		if (ret)
+			return ret;
+	}
+	if (f->padding) {
+		co_queue_wait(&f->q, "qcow2: the padding of a cluster");
+		return -EAGAIN;
+	}
+	f->writers++;
+	ret = co_q2_write_data(q, f->host + pos, iov, niov, skip, len, flags);
+	f->writers--;
+	if (!ret)
+		set_bits(q, f, pos, len);
+	else
+		f->zeroed = false;
+	if (f->padding) {
+		co_queue_wake_all(&f->q);
+		return ret;
+	}
+	if (!f->writers && (f->present == q->units || !f->present)) {
+		int r = co_fill_complete(q, f);
+
+		ret = ret ? ret : r;
+	}
+	return ret;
+}
+
+/* --- For those who need them done --- */
+
+struct finish {
+	struct qcow2 *q;
+	uint64_t cluster;
+};
+
+static co_fn int co_finish_child(void *arg)
+{
+	struct finish *x = arg;
+	struct q2_fill *f = q2_fill_find(x->q, x->cluster);
+
+	return f ? co_finish_one(x->q, f) : 0;
+}
+
+/* The fills that exist now, several at a time; later ones are not waited for. */
+static co_fn int co_finish_all(struct qcow2 *q)
+{
+	int ret = 0;
+
+	for (uint32_t left = q->nfills; left && q->nfills && !ret; ) {
+		struct finish one[FILLERS];
+		struct co_group group;
+		unsigned n = 0;
+
+		co_group_init(&group);
+		list_for_each(&q->fills, node) {
+			if (n == FILLERS || n == left)
+				break;
+			one[n++] = (struct finish){ q, container_of(node, struct q2_fill, node)->cluster };
+		}
+		for (unsigned i = 1; i < n; i++)
+			co_group_start(&group, "qcow2 copy-on-write", co_finish_child, &one[i]);
+		ret = co_finish_child(&one[0]);
+		if (co_group_wait(&group))
+			ret = ret ? ret : group.error;
+		left -= min(left, n);
+	}
+	return ret;
+}
+
+co_fn int co_q2_fill_finish(struct qcow2 *q, uint64_t off, uint64_t len)
+{
+	uint64_t first = off >> q->g.cluster_bits;
+	int ret = 0;
+
+	if (len == UINT64_MAX)
+		return co_finish_all(q);
+	while (q->nfills && !ret) {
+		struct q2_fill *f = NULL;
+
+		list_for_each(&q->fills, node) {
+			struct q2_fill *x = container_of(node, struct q2_fill, node);
+
+			if (x->cluster >= first && x->cluster <= (off + len - 1) >> q->g.cluster_bits) {
+				f = x;
+				break;
+			}
+		}
+		if (!f)
+			break;
+		ret = co_finish_one(q, f);
+	}
+	return ret;
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * qcow2: open and close, and what the disk says about itself.
+ *
+ * Opening reads the header, the L1 table and the refcount table, and writes nothing: autoclear bits are cleared, and the file is rounded up to a cluster, with the first change.
+ * So an image that a write log knows by its stamp keeps it until the log writes to it. For the same reason a look at the stamp first settles everything:
+ * the reserve is given back and the tables are written, and closing finds nothing left to do.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format/qcow2/internal.h"
+#include "util/err.h"
+#include "util/log.h"
+
+#define TABLE_CACHE (32ull << 20)
+#define RC_BLOCKS 256
+#define FILL_DEBT (256ull << 20)
+#define RUN_AHEAD (64ull << 20)
+
+/* --- Close --- */
+
+static co_fn void co_wait_background(struct qcow2 *q)
+{
+	while (q->refilling || q->fillers)
+		co_queue_wait(&q->background, "qcow2: what runs in the background");
+}
+
+/* Nothing is left to be written afterwards. */
+static co_fn int co_settle(struct qcow2 *q)
+{
+	int ret = 0;
+
+	if (q->disk.read_only || !q->header_ready)
+		return 0;
+	co_wait_background(q);
+	if (!q->disk.failed)
+		ret = co_q2_flush(&q->disk);
+	if (!ret && !q->disk.failed)
+		ret = co_q2_release(q);
+	/* What was freed became free just now, or after the requests that are still in flight. */
+	return ret;
+}
+
+static void q2_free_all(struct qcow2 *q)
+{
+	q2_inflater_destroy(q);
+	q2_cache_fini(&q->l2);
+	q2_cache_fini(&q->rc);
+	q2_fills_fini(q);
+	qcow2_header_fini(&q->h);
+	free(q->l1);
+	free(q->l1_shadow);
+	free(q->l1_dirty);
+	free(q->rt);
+	free(q->meta);
+	free(q->freed);
+	disk_fini(&q->disk);
+	free(q);
+}
+
+static co_fn void co_q2_close(struct disk *d)
+{
+	struct qcow2 *q = q2_of(d);
+
+	if (co_settle(q) && !q->disk.failed)
+		log_warn("%s: could not be closed cleanly; clusters may be leaked (\"qemu-img check -r leaks\" gets them back)", d->name);
+	co_wait_background(q);
+	co_disk_close(q->backing);
+	if (q->data != d->file)
+		co_disk_close(q->data);
+	co_disk_close(d->file);
+	q2_free_all(q);
+}
+
+static co_fn int co_q2_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns)
+{
+	int ret = co_settle(q2_of(d));
+
+	return ret ? ret : co_disk_stamp(d->file, ret_stamp_ns, ret_now_ns);
+}
+
+static co_fn int co_q2_mark_get(struct disk *d, char *buf, size_t size)
+{
+	return co_disk_mark_get(d->file, buf, size);
+}
+
+static void q2_status(struct disk *d, void *arg)
+{
+	struct qcow2 *q = q2_of(d);
+	json_t *obj = arg;
+
+	json_object_set_new(obj, "version", json_integer(q->h.version));
+	json_object_set_new(obj, "cluster_size", json_integer(q->g.cluster_size));
+	json_object_set_new(obj, "subcluster_size", json_integer(q->g.sub_size));
+	json_object_set_new(obj, "refcount_bits", json_integer(1 << q->g.refcount_order));
+	json_object_set_new(obj, "backing_file", q->h.backing_file ? json_string(q->h.backing_file) : json_null());
+	json_object_set_new(obj, "table_cache", json_integer((json_int_t)q->l2.cap * q->l2.block));
+	json_object_set_new(obj, "table_loads", json_integer(q->count.l2_loads));
+	json_object_set_new(obj, "table_writes", json_integer(q->count.table_writes));
+	json_object_set_new(obj, "writes", json_pack("{sI sI sI}", "in_place", (json_int_t)q->count.in_place, "fresh", (json_int_t)q->count.fresh,
+			    "copied", (json_int_t)q->count.filled));
+	json_object_set_new(obj, "copied_bytes", json_integer(q->count.pad_bytes));
+	json_object_set_new(obj, "copies_owed", json_integer(q->nfills));
+	json_object_set_new(obj, "flushes", json_integer(q->count.flushes));
+	json_object_set_new(obj, "barriers", json_integer(q->count.barriers));
+	json_object_set_new(obj, "clusters_leaked", json_integer(q->count.leaked));
+	if (q->backing)
+		json_object_set_new(obj, "backing", disk_status(q->backing));
+}
+
+static const struct disk_ops qcow2_ops = {
+	.driver = "qcow2",
+	.co_read = co_q2_read,
+	.co_write = co_q2_write,
+	.co_flush = co_q2_flush,
+	.co_discard = co_q2_discard,
+	.co_zero = co_q2_zero,
+	.co_extent = co_q2_extent,
+	.co_resize = co_q2_resize,
+	.co_mark_get = co_q2_mark_get,
+	.co_stamp = co_q2_stamp,
+	.co_close = co_q2_close,
+	.status = q2_status,
+};
+
+/* --- Open --- */
+
+static co_fn int co_read_header(struct qcow2 *q, struct disk *file, const char *name, struct err *err)
+{
+	uint8_t small[512];
+	uint64_t n = min(file->size, (uint64_t)sizeof(small));
+	uint8_t *buf;
+	uint32_t need;
+	int ret = n ? co_disk_read(file, 0, small, n, 0) : 0;
+
+	if (ret)
+		return err_errno(err, ret, "%s: its header cannot be read", name);
+	ret = qcow2_header_probe(small, n, name, &need, err);
+	if (ret)
+		return ret;
+	n = min(file->size, (uint64_t)need);
+	buf = malloc(n);
+	if (!buf)
+		return err_errno(err, -ENOMEM, "%s", name);
+	ret = co_disk_read(file, 0, buf, n, 0);
+	if (ret)
+		err_errno(err, ret, "%s: its header cannot be read", name);
+	else
+		ret = qcow2_header_parse(buf, n, name, 0, &q->h, err);
+	free(buf);
+	q->g = q->h.geo;
+	return ret;
+}
+
+static int check_bits(struct qcow2 *q, unsigned flags, struct err *err)
+{
+	if (!(flags & DISK_OPEN_RDWR))
+		return 0;
+	if (q->h.incompat & QCOW2_INCOMPAT_CORRUPT)
+		return err_set(err, -EROFS, "%s: is marked as corrupt and can be opened read-only; repair it with \"qemu-img check -r all\"", q->disk.name);
+	if (q->h.incompat & QCOW2_INCOMPAT_DIRTY)
+		return err_set(err, -EUCLEAN, "%s: was not closed by the program that wrote to it with lazy refcounts, so its refcounts are not right; "
+			       "repair them with \"qemu-img check -r all\", or open it read-only", q->disk.name);
+	return 0;
+}
+
+/* A table that is in memory as a whole. What lies beyond the end of the image is damage. */
+static co_fn int co_read_table(struct qcow2 *q, const char *what, uint64_t off, uint64_t bytes, uint64_t room, uint8_t **ret, struct err *err)
+{
+	int r = 0;
+
+	if (bytes && (off >= q->disk.file->size || bytes > align_up(q->disk.file->size, q->g.cluster_size) - off))
+		return err_set(err, -EINVAL, "%s: its %s (%llu bytes at %llu) lies beyond its end at %llu; the image was cut off", q->disk.name, what,
+			       (unsigned long long)bytes, (unsigned long long)off, (unsigned long long)q->disk.file->size);
+	*ret = calloc(1, max(room, 1ull));
+	if (!*ret)
+		return err_errno(err, -ENOMEM, "%s: %s", q->disk.name, what);
+	if (bytes)
+		r = co_q2_read_image(q, off, *ret, bytes);
+	return r ? err_errno(err, r, "%s: its %s cannot be read", q->disk.name, what) : 0;
+}
+
+static co_fn int co_read_tables(struct qcow2 *q, struct err *err)
+{
+	uint64_t l1 = (uint64_t)q->h.l1_size * 8, rt = (uint64_t)q->h.rt_clusters << q->g.cluster_bits;
+	uint64_t room = align_up(max(l1, 1ull), max(q->g.cluster_size, Q2_L1_CHUNK));
+	int ret = co_read_table(q, "L1 table", q->h.l1_off, l1, room, &q->l1, err);
+
+	if (ret || q->disk.read_only)
+		return ret;
+	q->l1_chunks = room / Q2_L1_CHUNK;
+	q->l1_shadow = calloc(1, room);
+	q->l1_dirty = calloc((q->l1_chunks + 63) / 64, sizeof(*q->l1_dirty));
+	if (!q->l1_shadow || !q->l1_dirty)
+		return err_errno(err, -ENOMEM, "%s", q->disk.name);
+	q->rt_entries = rt / 8;
+	return co_read_table(q, "refcount table", q->h.rt_off, rt, rt, &q->rt, err);
+}
+
+/* Every cluster that guest data must not be written to. */
+static int note_metadata(struct qcow2 *q)
+{
+	uint64_t l1 = qcow2_clusters(&q->g, (uint64_t)q->h.l1_size * 8), off;
+	int ret = q2_meta_add(q, 0, 1);
+
+	if (!ret)
+		ret = q2_meta_add(q, q->h.l1_off, l1);
+	if (!ret)
+		ret = q2_meta_add(q, q->h.rt_off, q->h.rt_clusters);
+	if (!ret && q->h.nb_snapshots)
+		ret = q2_meta_add(q, q->h.snapshots_off, 1);
+	for (uint32_t i = 0; i < q->h.l1_size && !ret; i++)
+		if ((off = get_be64(q->l1 + (size_t)i * 8) & QCOW2_OFFSET_MASK))
+			ret = q2_meta_add(q, off, 1);
+	for (uint64_t i = 0; i < q->rt_entries && !ret; i++)
+		if ((off = get_be64(q->rt + i * 8) & QCOW2_RT_OFFSET_MASK))
+			ret = q2_meta_add(q, off, 1);
+	return ret;
+}
+
+static void set_limits(struct qcow2 *q)
+{
+	struct disk_limits *l = &q->disk.limits, *f = &q->disk.file->limits;
+	uint32_t align = max(f->align, q->data->limits.align), mem_align = max(f->mem_align, q->data->limits.mem_align);
+	uint32_t atomic = max(q->data->limits.atomic_unit, 512u);
+
+	align = max(align, 512u);
+	*l = (struct disk_limits){
+		/* Also 512: a unit of a fill; and above 1 so that no segment is less. */
+		.align = min(align, q->g.sub_size),
+		.mem_align = max(mem_align, 8u),
+		.atomic_unit = min(atomic, q->g.sub_size),
+		.opt_io = q->data->limits.opt_io,
+		/* What is freed at once must fit into the ring. */
+		.max_zero = max((uint64_t)1 << 30, (uint64_t)q->g.cluster_size * 1024),
+		.discard_gran = f->discard_gran ? q->g.sub_size : 0,
+		.fast_zero = q->h.version >= 3 || !q->backing,
+		.volatile_cache = true,
+		.multi_conn = true,
+		.rotational = q->data->limits.rotational,
+	};
+}
+
+static int make_caches(struct qcow2 *q, const struct qcow2_opts *o, struct err *err)
+{
+	uint32_t block = min(q->g.cluster_size, 4096u);
+	uint64_t all = (qcow2_clusters(&q->g, q->h.size) * q->g.l2_entry_size + block - 1) / block + 16;
+	uint64_t cap = min((o->table_cache ? o->table_cache : TABLE_CACHE) / block, all + all / 4);
+	int ret = q2_cache_init(&q->l2, max(cap, 32ull), block);
+
+	if (!ret && !q->disk.read_only)
+		ret = q2_cache_init(&q->rc, RC_BLOCKS, block);
+	if (!ret && !q->disk.read_only) {
+		q->freed = calloc(Q2_FREED_MAX, sizeof(*q->freed));
+		ret = q->freed ? q2_fills_init(q, o->fill_debt ? o->fill_debt : FILL_DEBT) : -ENOMEM;
+	}
+	return ret ? err_errno(err, ret, "%s: memory for its tables", q->disk.name) : 0;
+}
+
+static co_fn int co_open(struct qcow2 *q, const struct qcow2_opts *o, unsigned flags, struct err *err)
+{
+	uint64_t ahead = o->run_ahead ? o->run_ahead : RUN_AHEAD;
+	int ret = check_bits(q, flags, err);
+
+	if (!ret)
+		ret = co_read_tables(q, err);
+	if (!ret)
+		ret = co_q2_open_others(q, o, flags, err);
+	if (ret)
+		return ret;
+	set_limits(q);
+	ret = make_caches(q, o, err);
+	if (ret || q->disk.read_only)
+		return ret;
+	q->run_ahead = min(ahead, max(q->h.size / 8, 16ull << q->g.cluster_bits));
+	q->growable = true;
+	ret = note_metadata(q);
+	if (ret)
+		return err_errno(err, ret, "%s: memory for its tables", q->disk.name);
+	ret = co_q2_find_frontier(q);
+	return ret ? err_set(err, ret, "%s: its refcounts cannot be read; repair it with \"qemu-img check -r all\", or open it read-only", q->disk.name) : 0;
+}
+
+co_fn int co_qcow2_open(struct disk *file, const char *name, const struct qcow2_opts *o, unsigned flags, struct disk **ret, struct err *err)
+{
+	struct qcow2 *q = calloc(1, sizeof(*q));
+	int r = q ? disk_init(&q->disk, &qcow2_ops, name, file) : -ENOMEM;
+
+	if (r) {
+		free(q);
+		return err_errno(err, r, "%s", name);
+	}
+	q->data = file;
+	q->disk.read_only = !(flags & DISK_OPEN_RDWR) || file->read_only;
+	list_init(&q->reqs);
+	co_mutex_init(&q->header_lock);
+	co_mutex_init(&q->alloc_lock);
+	co_mutex_init(&q->flush_lock);
+	co_mutex_init(&q->table_lock);
+	co_queue_init(&q->background);
+	r = co_read_header(q, file, name, err);
+	if (!r) {
+		q->has_data_file = q->h.incompat & QCOW2_INCOMPAT_DATA_FILE;
+		q->raw_data_file = q->has_data_file && (q->h.autoclear & QCOW2_AUTOCLEAR_DATA_FILE_RAW);
+		q->disk.size = q->h.size;
+		r = co_open(q, o, flags, err);
+	}
+	if (r) {
+		if (q->backing != o->backing)
+			co_disk_close(q->backing);
+		if (q->data != file)
+			co_disk_close(q->data);
+		q2_free_all(q);
+		return r;
+	}
+	*ret = &q->disk;
+	return 0;
+}

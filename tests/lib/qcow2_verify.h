@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Whether a qcow2 image is consistent, apart from the driver's own code paths: counts every reference that the active tables make, and holds
+ * them against the refcounts. For small images without snapshots in memory.
+ */
+#pragma once
+
+#include <stdint.h>
+
+struct media;
+
+struct qcow2_verdict {
+	uint64_t leaks;		/* clusters whose refcount is higher than what refers to them */
+	uint64_t used;
+	char wrong[256];	/* "" if it is not corrupt */
+};
+
+void qcow2_verify(const struct media *m, struct qcow2_verdict *v);
