@@ -73,6 +73,14 @@ static co_fn int co_attach(struct log_job *job, const struct wlog_volume_info *v
 
 /* --- drain --- */
 
+static void on_lost(void *arg, const char *volume, uint64_t rno, uint64_t off, uint64_t len)
+{
+	uint64_t *lost = arg;
+
+	*lost += len;
+	printf("%s: LOST: bytes %llu+%llu (record %llu)\n", volume, (unsigned long long)off, (unsigned long long)len, (unsigned long long)rno);
+}
+
 static co_fn int co_drain_one(struct log_job *job, const struct wlog_volume_info *v, struct err *err)
 {
 	struct disk *volume;
@@ -86,7 +94,7 @@ static co_fn int co_drain_one(struct log_job *job, const struct wlog_volume_info
 		err_set(err, ret, "stopped; what is not in %s yet stays safe in the log", v->image);
 	else if (ret)
 		err_set(err, ret, "volume %s: the image %s could not be written, or a record of the log is damaged (said above); what is not in "
-			"the image yet stays in the log. See `weir log check`; `weir log discard` gives it up", v->name, v->image);
+			"the image yet stays in the log. See `weir log check`; --ignore-damage writes all but what is damaged", v->name, v->image);
 	else
 		printf("%s: %s written to %s\n", v->name, size_format(v->dirty_bytes, amount), image_of(job->arg, v));
 	co_disk_close(volume);
@@ -111,6 +119,8 @@ static co_fn int co_drain(struct log_job *job, struct err *err)
 int cli_log_drain(int argc, char **argv)
 {
 	struct empty_args a = { .volume = "" };
+	uint64_t lost = 0;
+	char amount[16];
 	const struct cli_opt opts[] = {
 		CLI_STR("volume", 0, "NAME", &a.volume),
 		CLI_LIST("image", 0, "NAME=DISK", &a.image),
@@ -120,8 +130,12 @@ int cli_log_drain(int argc, char **argv)
 	struct log_job job = { .verb = "log drain", .co_work = co_drain, .arg = &a };
 	char **operands = cli_parse(job.verb, opts, "DEVICE...", argc, argv);
 
-	job.config = (struct wlog_config){ .no_destage = true, .ignore_damage = a.ignore_damage };
-	return log_job_run(&job, operands);
+	job.config = (struct wlog_config){ .no_destage = true, .ignore_damage = a.ignore_damage, .on_lost = on_lost, .on_lost_arg = &lost };
+	int status = log_job_run(&job, operands);
+
+	if (lost)
+		printf("%s are lost; the images hold there what they held before\n", size_format(lost, amount));
+	return status;
 }
 
 /* --- discard --- */

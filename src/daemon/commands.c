@@ -142,7 +142,7 @@ static co_fn int co_tasks(struct answer *a, json_t *args)
 struct drain {
 	struct serve *s;
 	struct disk *volume;	/* NULL: all */
-	bool cancel, done;
+	bool cancel, done, ignore_damage;
 	unsigned users;
 	int result;
 	uint64_t at, total;
@@ -167,9 +167,13 @@ static co_fn void co_drain_main(void *arg)
 {
 	struct drain *d = arg;
 
+	if (d->volume && d->ignore_damage)
+		wlog_ignore_damage(d->volume, true);
 	if (d->volume)
 		d->result = co_wlog_drain_volume(d->volume, &d->cancel);
-	else
+	if (d->volume && d->ignore_damage)
+		wlog_ignore_damage(d->volume, false);
+	if (!d->volume)
 		d->result = co_wlog_drain(d->s->graph.log, drain_progress, d, &d->cancel);
 	d->done = true;
 	co_queue_wake_all(&d->q);
@@ -202,6 +206,7 @@ static co_fn int co_drain(struct answer *a, json_t *args)
 {
 	const char *name = json_string_value(json_object_get(args, "volume"));
 	struct volume *v = name ? graph_find(&a->s->graph, name) : NULL;
+	bool ignore_damage = json_is_true(json_object_get(args, "ignore_damage"));
 	struct drain *d;
 	int ret;
 
@@ -211,11 +216,14 @@ static co_fn int co_drain(struct answer *a, json_t *args)
 		return co_answer_error(a, "there is no volume '%s'", name);
 	if (a->s->stop)
 		return co_answer_error(a, "the server is stopping", NULL);
+	if (ignore_damage && !v)
+		return co_answer_error(a, "\"ignore_damage\" needs a \"volume\"", NULL);
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return -ENOMEM;
 	d->s = a->s;
 	d->volume = v ? v->disk : NULL;
+	d->ignore_damage = ignore_damage;
 	d->users = 2;
 	co_queue_init(&d->q);
 	if (co_spawn("drain", co_drain_main, d) < 0) {
@@ -293,7 +301,8 @@ static const struct command {
 	{ "status", "volumes, log, clients", "", co_status },
 	{ "stats", "counters and latencies", "", co_stats },
 	{ "tasks", "what each coroutine waits for, and since when", "", co_tasks },
-	{ "drain", "write everything dirty to the images; \"volume\": only that one", "volume", co_drain },
+	{ "drain", "write everything dirty to the images; \"volume\": only that one, \"ignore_damage\": all but what is damaged",
+	  "volume ignore_damage", co_drain },
 	{ "log-rebuild", "copy the log to a new side of its mirror; \"device\": the DISK (else the side that is out), \"force\": whatever it holds",
 	  "device force", co_log_rebuild },
 	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },

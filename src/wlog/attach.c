@@ -469,7 +469,9 @@ static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image,
 	v->config = *config;
 	v->attached = true;
 	v->stop = v->stalled = v->cancelled = false;
-	v->flushed_once = false;
+	v->flushed_once = v->damaged = v->log_unreadable = false;
+	v->ignore_damage = w->config.ignore_damage;
+	v->bad_len = v->nkept = 0;
 	r = set_order(v);
 	if (r == 0)
 		r = init_layer(v, image);
@@ -540,6 +542,16 @@ static co_fn int co_drain(struct wlog_volume *v, void (*progress)(void *, uint64
 co_fn int co_wlog_drain_volume(struct disk *d, const bool *cancel)
 {
 	return co_drain(container_of(d, struct wlog_volume, disk), NULL, NULL, 0, 0, cancel);
+}
+
+void wlog_ignore_damage(struct disk *d, bool on)
+{
+	struct wlog_volume *v = container_of(d, struct wlog_volume, disk);
+
+	v->ignore_damage = on;
+	if (on)
+		v->damaged = false;
+	wl_destage_kick(v);
 }
 
 co_fn int co_wlog_drain(struct wlog *w, void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, const bool *cancel)

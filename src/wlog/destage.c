@@ -52,31 +52,71 @@ static bool is_urgent(const struct wlog_volume *v)
 	return v->draining || v->w->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
 }
 
-/* Reads the run's pieces, newest durable version each, into its buffer. */
-static co_fn int co_fill_run(struct run *r, uint8_t *buf)
+static void tell_lost(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_t len)
 {
-	uint64_t off = r->off, end = r->off + r->len, rested = off;
+	const struct wlog_config *c = &v->w->config;
+	const char *name = v->w->sb.vol[v->slot].name;
+
+	v->lost_bytes += len;
+	if (c->on_lost)
+		c->on_lost(c->on_lost_arg, name, rno, off, len);
+	else
+		log_error("volume %s: bytes %llu+%llu are lost: record %llu of the write log is damaged and left out, as was asked for; the image keeps "
+			  "what it held there", name, (unsigned long long)off, (unsigned long long)len, (unsigned long long)rno);
+}
+
+/* [off, off+len) of record `rno` cannot be had from the log (`error`). 0: the round goes on without it. */
+static int leave_out(struct run *r, uint64_t rno, uint64_t off, uint64_t len, int error)
+{
+	struct wlog_volume *v = r->v;
+
+	if (v->ignore_damage) {
+		/* Not where a newer record will follow (ordered destage). */
+		for (const struct wl_entry *e = wl_map_find(&v->map, off); e && e->off < off + len; e = wl_map_next(e)) {
+			if (e->rno == rno)
+				tell_lost(v, rno, max(off, e->off), min(off + len, e->off + e->len) - max(off, e->off));
+		}
+		return 0;
+	}
+	v->bad_off = off;
+	v->bad_len = len;
+	if (error == -EBADMSG)
+		return error;
+	v->log_unreadable = true;
+	if (r->src != &v->map || v->nkept == WL_KEPT_MAX)
+		return error;
+	v->kept[v->nkept].off = off;
+	v->kept[v->nkept++].len = len;
+	return 0;
+}
+
+/* Writes the run's pieces, newest durable version each, in as few writes as what must be left out allows. */
+static co_fn int co_write_data(struct run *r, uint8_t *buf)
+{
+	struct disk *image = r->v->disk.file;
+	uint64_t off = r->off, end = r->off + r->len, from = off;
 
 	while (off < end) {
-		/* The guest's requests do not wait for the copying of a whole run. */
-		if (off - rested >= FILL_STEP) {
-			co_yield();
-			rested = off;
-		}
-
 		struct wl_entry *e = wl_map_find(r->src, off);
 
 		if (!e || e->off > off)
 			return -EIO;	/* cannot be: pieces leave the map only behind this round */
-		uint64_t n = min(end, e->off + e->len) - off;
-
-		if (e->batch->buf)
-			n = min(n, (uint64_t)FILL_STEP);
+		uint64_t n = min(end, e->off + e->len) - off, rno = e->rno;
 		int res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
 
-		if (res < 0)
-			return res;
-		off += n;
+		if (res == 0) {
+			off += n;
+			if (off < end)
+				continue;
+		}
+		int written = off > from ? co_disk_write(image, from, buf + (from - r->off), off - from, DISK_BACKGROUND) : 0;
+
+		if (written == 0 && res < 0)
+			written = leave_out(r, rno, off, n, res);
+		if (written < 0)
+			return written;
+		off += res < 0 ? n : 0;
+		from = off;
 	}
 	return 0;
 }
@@ -94,9 +134,7 @@ static co_fn int co_destage_run(void *arg)
 	} else {
 		uint8_t *buf = v->run_mem + (uint64_t)r->slot * WL_RUN_MAX;
 
-		res = co_fill_run(r, buf);
-		if (res == 0)
-			res = co_disk_write(image, r->off, buf, r->len, DISK_BACKGROUND);
+		res = co_write_data(r, buf);
 	}
 	if (res < 0 && *r->error == 0)
 		*r->error = res;
@@ -198,6 +236,60 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 		wl_kick_ticker(w);
 }
 
+/* The log cannot be read at some place: told once, until all of it could be read again. */
+static void report_unreadable(struct wlog_volume *v)
+{
+	v->failures++;
+	if (!v->stalled)
+		log_error("volume %s: the write log cannot be read where it holds bytes %llu+%llu; they stay in the log, and are tried again every second. If "
+			  "its device does not recover, write them anew, or have the rest with `weir log drain --ignore-damage`",
+			  v->w->sb.vol[v->slot].name, (unsigned long long)v->bad_off, (unsigned long long)v->bad_len);
+	v->stalled = true;
+}
+
+static void report_stall(struct wlog_volume *v, int error)
+{
+	char size[16];
+
+	v->failures++;
+	if (error == -EBADMSG) {
+		log_error("volume %s: a record of the write log is damaged; its destaging stops, and what is dirty (%s) stays "
+			  "in the log: see `weir log check`; all but what is damaged can be had with `weir log drain --ignore-damage`",
+			  v->w->sb.vol[v->slot].name, size_format(wl_dirty_bytes(v), size));
+		v->damaged = true;
+	} else if (v->log_unreadable) {
+		report_unreadable(v);
+		return;
+	} else if (!v->stalled) {
+		log_error("%s: cannot destage volume %s (%s); %s stay in the write log, and it is tried again every second",
+			  v->disk.file->name, v->w->sb.vol[v->slot].name, strerror(-error),
+			  size_format(wl_dirty_bytes(v), size));
+	}
+	v->stalled = true;
+	wl_kick_ticker(v->w);
+}
+
+/* Takes [off, end) from the map but for what could not be read. Returns the bytes of data. */
+static uint64_t remove_written(struct wlog_volume *v, uint64_t off, uint64_t end, uint64_t cap_rno)
+{
+	uint64_t bytes = 0;
+
+	while (off < end) {
+		uint64_t stop = end, next = end;
+
+		for (unsigned i = 0; i < v->nkept; i++) {
+			if (v->kept[i].off >= off && v->kept[i].off < stop) {
+				stop = v->kept[i].off;
+				next = stop + v->kept[i].len;
+			}
+		}
+		if (stop > off)
+			bytes += wl_map_remove(&v->map, &v->w->pool, off, stop - off, UINT64_MAX, cap_rno);
+		off = next;
+	}
+	return bytes;
+}
+
 static co_fn int co_round_merged(struct wlog_volume *v)
 {
 	uint64_t cap_rno = v->applied_rno, start, end;
@@ -208,18 +300,22 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 	if (v->cursor == 0)
 		v->lap_since = rt_wall_ns();
 	start = max(v->cursor, first->off);
+	v->nkept = 0;
 	int r = co_write_runs(v, &v->map, start, &end);
 
 	if (r == 0)
 		r = co_disk_flush(v->disk.file);
 	if (r < 0)
 		return r;
-	uint64_t bytes = wl_map_remove(&v->map, &v->w->pool, start, end - start, UINT64_MAX, cap_rno);
+	uint64_t entries = v->map.entries, bytes = remove_written(v, start, end, cap_rno);
 
 	/* What was there when the elevator began at the bottom is gone when it has reached the top. */
 	v->cursor = wl_map_find(&v->map, end) ? end : 0;
-	retired(v, bytes, v->cursor == 0 ? v->lap_since : 0);
-	return 0;
+	retired(v, bytes, v->cursor == 0 && !v->nkept ? v->lap_since : 0);
+	if (v->nkept)
+		report_unreadable(v);
+	/* Nothing but what cannot be read: no hurry. */
+	return v->nkept && v->map.entries >= entries ? -EREMOTEIO : 0;
 }
 
 /* Puts up to ORDERED_RECORDS records of `epoch` behind number `after` into v->round. *ret_last is the last one's number, 0: there are none. */
@@ -342,25 +438,6 @@ static bool is_due(struct wlog_volume *v, uint64_t *ret_at)
 	return false;
 }
 
-static void report_stall(struct wlog_volume *v, int error)
-{
-	char size[16];
-
-	v->failures++;
-	if (error == -EBADMSG) {
-		log_error("volume %s: a record of the write log is damaged; its destaging stops, and what is dirty (%s) stays "
-			  "in the log: run `weir log check`", v->w->sb.vol[v->slot].name,
-			  size_format(wl_dirty_bytes(v), size));
-		v->damaged = true;
-	} else if (!v->stalled) {
-		log_error("%s: cannot destage volume %s (%s); %s stay in the write log, and it is tried again every second",
-			  v->disk.file->name, v->w->sb.vol[v->slot].name, strerror(-error),
-			  size_format(wl_dirty_bytes(v), size));
-	}
-	v->stalled = true;
-	wl_kick_ticker(v->w);
-}
-
 co_fn void co_wl_destager(void *arg)
 {
 	struct wlog_volume *v = arg;
@@ -391,11 +468,14 @@ co_fn void co_wl_destager(void *arg)
 		if (r < 0 && r != -ECANCELED) {
 			uint64_t again = rt_now_ns() + WL_RETRY_NS;
 
-			report_stall(v, r);
+			if (r != -EREMOTEIO)
+				report_stall(v, r);
 			co_queue_wake_all(&v->destage_done);
 			while (!v->stop && !v->w->failed && rt_now_ns() < again)
 				co_queue_wait_until(&v->destage_wake, again, "a failed image, to try it again");
-		} else if (r == 0 && v->stalled) {
+		} else if (r == 0 && v->stalled && !v->nkept) {
+			v->log_unreadable = false;
+			v->bad_len = 0;
 			log_info("%s: volume %s destages again", v->disk.file->name, v->w->sb.vol[v->slot].name);
 			v->stalled = false;
 		}

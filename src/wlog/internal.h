@@ -43,6 +43,8 @@
 #define WL_RETRY_NS 1000000000ull
 #define WL_RUN_MAX (1u << 20)
 #define WL_ROUND_MAX (64ull << 20)
+#define WL_KEPT_MAX 32u
+#define WL_UNREADABLE_NS 10000000000ull /* what cannot be read for so long, and is in everybody's way, counts as lost */
 
 struct wl_side;
 
@@ -105,6 +107,11 @@ struct wlog_volume {
 	uint8_t *run_mem;	/* destage_parallel buffers of WL_RUN_MAX */
 	uint64_t run_free;	/* bit set: buffer is free */
 	uint64_t records, destaged_bytes;
+	/* damage, and what cannot be read */
+	bool ignore_damage, log_unreadable;
+	uint64_t bad_off, bad_len, lost_bytes;
+	unsigned nkept;		/* ranges of the round that cannot be read, and stay in the map */
+	struct { uint64_t off, len; } kept[WL_KEPT_MAX];
 };
 
 struct wlog {
@@ -154,6 +161,7 @@ struct wlog {
 	unsigned draining;	/* drains of all volumes */
 	unsigned room_waiters;	/* on some volume's `room` */
 	uint64_t space_need;	/* bytes that the largest waiting request will take of the ring */
+	uint64_t clean_bad_since, clean_bad_pos; /* the record that the cleaner cannot read */
 	uint64_t clean_spent;	/* bytes copied forward since anybody got room or anything was destaged */
 	uint64_t sb_written_ns;
 	uint8_t *sb_buf;

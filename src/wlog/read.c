@@ -171,6 +171,8 @@ void wl_report_damage(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_
 			  w->dev.disk[0] ? w->dev.disk[0]->name : "log", (unsigned long long)rno, w->sb.vol[v->slot].name,
 			  (unsigned long long)off, (unsigned long long)(off + len));
 	v->damaged = true;
+	v->bad_off = off;
+	v->bad_len = len;
 }
 
 static co_fn int co_run_plan(struct wlog_volume *v, struct plan *p, uint64_t base, const struct iovec *iov, int niov,

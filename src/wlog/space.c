@@ -329,6 +329,19 @@ static int copy_current(struct wlog *w, struct victim *c, const uint8_t *data)
 	return r;
 }
 
+/* A record that cannot be read for long enough is lost, or its segment, and with it the ring, would be held for ever. */
+static bool is_lost(struct wlog *w, const struct wl_entry *e)
+{
+	uint64_t pos = e->batch->pos + e->rec_data, now = rt_now_ns();
+	bool near = w->clean_bad_since && pos - w->clean_bad_pos < w->sb.seg_size;
+
+	if (!near) {
+		w->clean_bad_since = now;
+		w->clean_bad_pos = pos;
+	}
+	return now - w->clean_bad_since >= WL_UNREADABLE_NS;
+}
+
 co_fn void co_wl_clean(struct wlog *w)
 {
 	static const unsigned max_rounds = 4096;
@@ -356,7 +369,7 @@ co_fn void co_wl_clean(struct wlog *w)
 			}
 			const uint8_t *data = r == 0 ? w->clean_buf : NULL;
 
-			if (r == -EBADMSG) {	/* goes on as lost, and pins nobody's space */
+			if (r < 0 && (r == -EBADMSG || is_lost(w, e))) {	/* goes on as lost, and pins nobody's space */
 				wl_report_damage(victims[i].v, e->rno, e->off, e->len);
 				r = 0;
 			}

@@ -563,6 +563,10 @@ int wlog_get_volume(const struct wlog *w, unsigned index, struct wlog_volume_inf
 			.size = rec->size,
 			.attached = v->attached,
 			.stalled = v->stalled,
+			.damaged = v->damaged,
+			.bad_off = v->bad_off,
+			.bad_len = v->bad_len,
+			.lost_bytes = v->lost_bytes,
 			.destage = v->config.destage,
 			.mode = v->config.mode,
 			.dirty_bytes = wl_dirty_bytes(v),
@@ -584,9 +588,11 @@ static json_t *volume_json(const struct wlog_volume_info *v)
 {
 	char uuid[37];
 
-	return json_pack("{s:s, s:s, s:s, s:I, s:b, s:b, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s}",
+	return json_pack("{s:s, s:s, s:s, s:I, s:b, s:b, s:b, s:o, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s}",
 		"name", v->name, "uuid", uuid_format(&v->uuid, uuid), "image", v->image, "size", (json_int_t)v->size,
-		"attached", v->attached, "stalled", v->stalled,
+		"attached", v->attached, "stalled", v->stalled, "damaged", v->damaged,
+		"unreadable", v->bad_len ? json_pack("{s:I, s:I}", "offset", (json_int_t)v->bad_off, "length", (json_int_t)v->bad_len) : json_null(),
+		"lost_bytes", (json_int_t)v->lost_bytes,
 		"destage", v->destage == WLOG_DESTAGE_ORDERED ? "ordered" : "merged",
 		"logmode", v->mode == WLOG_MODE_WRITE ? "write" : "flush",
 		"dirty_bytes", (json_int_t)v->dirty_bytes, "volatile_bytes", (json_int_t)v->volatile_bytes,

@@ -57,7 +57,13 @@ struct wlog_config {
 	uint64_t side_timeout_ns; /* a side of the mirror that answers a write so much later than the other has failed; 0: 5 s; UINT64_MAX: never */
 	bool no_destage;	/* tests and read-only tools: nothing is destaged but by drain */
 	bool read_only;		/* recovery builds the map but writes nothing anywhere */
-	bool ignore_damage;	/* give up what lies behind a damaged record (operator's explicit choice) */
+	/*
+	 * The operator's explicit choice to have the rest: a batch whose header or descriptors are damaged is given up with all that follows it; a record
+	 * whose data is damaged, or cannot be read, is left out when it is destaged, and the image keeps what it held there.
+	 */
+	bool ignore_damage;
+	void (*on_lost)(void *arg, const char *volume, uint64_t rno, uint64_t off, uint64_t len); /* told what is left out; NULL: the log's messages */
+	void *on_lost_arg;
 };
 
 /*
@@ -103,6 +109,8 @@ co_fn int co_wlog_check_unlogged(struct disk *image, bool discard, struct err *e
 co_fn int co_wlog_drain(struct wlog *w, void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, const bool *cancel);
 /* The same for one volume, the disk that co_wlog_attach() returned. */
 co_fn int co_wlog_drain_volume(struct disk *volume, const bool *cancel);
+/* From now on, or not any more, what is damaged of this volume is left out when it is destaged: see wlog_config.ignore_damage. */
+void wlog_ignore_damage(struct disk *volume, bool on);
 
 /* Drops a volume that is not attached, dirty or not; the caller has asked the operator. -ENOENT. */
 co_fn int co_wlog_drop_volume(struct wlog *w, const char *name, struct err *err);
@@ -129,6 +137,9 @@ struct wlog_volume_info {
 	char image[256];	/* what the operator wrote */
 	uint64_t size;
 	bool attached, stalled;	/* stalled: the image fails or hangs */
+	bool damaged;		/* a record is: the volume is not written, not even by destage */
+	uint64_t bad_off, bad_len; /* the last range that was found damaged, or that cannot be read and holds the log's tail; bad_len 0: none */
+	uint64_t lost_bytes;	/* left out as the operator chose */
 	enum wlog_destage destage;
 	enum wlog_mode mode;
 	uint64_t dirty_bytes;	/* in the log and not in the image */

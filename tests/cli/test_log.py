@@ -7,6 +7,7 @@ usage: test_log.py WEIR
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,13 +202,21 @@ def overwrite(name, off, data):
 
 def test_damaged_data():
     works("create", "--size", "64M", "a.log")
-    make_dirty("a.log", "vm.raw")
+    data = make_dirty("a.log", "vm.raw")
     overwrite("a.log", first_batch("a.log") + 2000, b"\xff" * 16)
     refused(["damaged"], "check", "a.log", same=["a.log"])
     check("check in JSON says so", json.loads(log("check", "--json", "a.log").stdout)["ok"] is False)
     p = log("drain", "a.log")
-    check("a damaged record is not drained", p.returncode == 1 and "damaged" in p.stderr, p.stderr)
-    works("discard", "--force", "a.log")
+    check("a damaged record is not drained", p.returncode == 1 and "damaged" in p.stderr and "--ignore-damage" in p.stderr, p.stderr)
+    before = open("vm.raw", "rb").read(MIB)
+    out = works("drain", "--ignore-damage", "a.log")
+    lost = [tuple(map(int, m)) for m in re.findall(r"^vm: LOST: bytes (\d+)\+(\d+) ", out, re.M)]
+    check("what is lost is named", len(lost) == 1 and 0 < lost[0][1] < MIB, out)
+    want = bytearray(data)
+    want[lost[0][0]:sum(lost[0])] = before[lost[0][0]:sum(lost[0])]
+    with open("vm.raw", "rb") as f:
+        check("all but what is lost is in the image", f.read(MIB) == want)
+    check("nothing is dirty any more", "nothing is dirty" in works("drain", "a.log"))
 
 
 def test_damaged_header():

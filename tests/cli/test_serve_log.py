@@ -290,6 +290,33 @@ def two_logs_mirror_each_other():
             check(c.read(1) == block(7), "after SIGKILL")
 
 
+def all_but_a_damaged_record_can_be_had_while_serving():
+    with Bed():
+        with Serve(SLOW + "a.raw") as s:
+            with Client() as c:
+                for i in range(3):
+                    c.write(i, i + 1)
+                    c.flush()
+            s.kill()
+        with open("log", "r+b") as f:
+            at = f.read().find(block(2))
+            f.seek(at + 100)
+            f.write(b"rot")
+        with Serve("a.raw") as s:
+            check(ask("drain")[-1]["ok"] is False, "a drain")
+            volume = ask("status")[0]["result"]["log"]["volumes"][0]
+            check(volume["damaged"] and volume["unreadable"] == {"offset": BLOCK, "length": BLOCK}, volume)
+            check(ask("drain", ignore_damage=True)[-1]["ok"] is False, "all volumes at once")
+            check(ask("drain", volume="a.raw", ignore_damage=True)[-1]["ok"], "ignoring it")
+            check("bytes 4096+4096 are lost" in s.text(), s.text())
+            check(ask("status")[0]["result"]["log"]["volumes"][0]["lost_bytes"] == BLOCK, "status")
+            with Client() as c:
+                check(c.read(0) == block(1) and c.read(1) == bytes(BLOCK) and c.read(2) == block(3), "the rest")
+                c.write(1, 9)
+                c.flush()
+            check(ask("drain")[-1]["ok"] and image_block("a.raw", 1) == block(9), "as good as any volume")
+
+
 def write_some(n, byte, first=0):
     with Client() as c:
         for i in range(n):

@@ -2,6 +2,9 @@
 /*
  * Variant: bits rot in the log while it is not in use. The log is refused, or a read fails, or the data is right: wrong data is never
  * given out, and records that had been durable are never left out in silence.
+ *
+ * Then, of a log that was stopped in order, the operator has the rest: a drain that ignores damage leaves in the images what the log held, but for the
+ * ranges that it names as lost, where they are as they were before (or, destaged in order, as an older record left them).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +22,12 @@ struct rot {
 	struct world *w;
 	struct snap *snap;
 	uint64_t off;
-	uint64_t refused, unreadable, fine;
+	uint64_t refused, unreadable, fine, lost;
+	/* the drain that ignores damage */
+	struct scenario sc;
+	uint8_t *want[CRASH_VOLUMES];	/* what the log held over the images, with holes as they are */
+	uint8_t *old[CRASH_VOLUMES], *is_lost[CRASH_VOLUMES];
+	uint64_t lost_of[CRASH_VOLUMES];
 };
 
 /* What a guest wrote, as against the log's own headers and descriptors. */
@@ -64,10 +72,81 @@ static void rot(struct rot *x, struct powercut *p, struct rng *r)
 	powercut_dev_poke(dev, x->off, buf, len, false);
 }
 
+static void on_lost(void *arg, const char *volume, uint64_t rno, uint64_t off, uint64_t len)
+{
+	struct rot *x = arg;
+	unsigned i = volume[3] - '0';
+
+	if (off + len > x->sc.size[i] && off + len > align_up(x->sc.size[i], 65536))
+		crash_fail("lost", "volume %u: a lost range outside of it: %llu+%llu", i, (unsigned long long)off, (unsigned long long)len);
+	len = off < x->sc.size[i] ? min(len, x->sc.size[i] - off) : 0;
+	memset(x->is_lost[i] + off, 1, len);
+	memcpy(x->want[i] + off, x->old[i] + off, len);
+	x->lost_of[i] += len;
+	x->lost++;
+}
+
+/* `p` before it rots: what the volumes and the images hold. */
+static co_fn void co_note(struct rot *x, struct powercut *p)
+{
+	struct world *w = world_on(x->w->sc, powercut_fork(p, 1), x->snap->time_ns);
+	struct err err = ERR_INIT;
+
+	for (unsigned i = 0; i < w->sc->nvols; i++) {
+		x->old[i] = world_image(w, i);
+		x->is_lost[i] = calloc(1, w->sc->size[i]);
+	}
+	if (co_world_open(w, &err))
+		crash_fail("open", "the log before it rots: %s", err.msg);
+	for (unsigned i = 0; i < w->sc->nvols; i++)
+		x->want[i] = co_world_read(w, i);
+	co_world_close(w);
+	world_destroy(w);
+}
+
+static co_fn void co_ignore_damage(struct rot *x, struct powercut *p, const bool *bad)
+{
+	x->sc = *x->w->sc;
+	x->sc.log.ignore_damage = true;
+	x->sc.log.on_lost = on_lost;
+	x->sc.log.on_lost_arg = x;
+
+	struct world *w = world_on(&x->sc, p, x->snap->time_ns);
+	struct err err = ERR_INIT;
+
+	w->errors_expected = true;
+	if (co_world_open(w, &err))
+		crash_fail("open", "ignoring damage, a log that can be opened without: %s", err.msg);
+	memset(x->lost_of, 0, sizeof(x->lost_of));
+	if (co_wlog_drain(w->log, NULL, NULL, NULL))
+		crash_fail("drain", "the log could not be drained though damage is ignored (rotted at %llu)", (unsigned long long)x->off);
+	for (unsigned i = 0; i < w->sc->nvols; i++) {
+		uint8_t *image = world_image(w, i);
+
+		for (uint64_t at = 0; at < w->sc->size[i]; at++) {
+			/* Where it was destaged in order, an older record may have come before the one that is lost. */
+			if (x->is_lost[i][at] && x->sc.vol[i].destage == WLOG_DESTAGE_ORDERED)
+				continue;
+			if (image[at] != x->want[i][at])
+				crash_fail("drain", "volume %u: byte %llu is wrong after a drain that ignored damage (%s, %llu bytes are named as lost; it is %02x, was %02x, the log has %02x)",
+					   i, (unsigned long long)at, bad[i] ? "damaged" : "not damaged", (unsigned long long)x->lost_of[i], image[at],
+					   x->old[i][at], x->want[i][at]);
+		}
+		if (bad[i] && !x->lost_of[i])
+			crash_fail("lost", "volume %u: was damaged, and nothing is named as lost", i);
+		free(image);
+	}
+	if (co_world_close(w))
+		crash_fail("close", "closing the log failed");
+	world_destroy(w);
+}
+
 static co_fn void co_after_rot(void *arg)
 {
 	struct rot *x = arg;
 	struct world *w = world_on(x->w->sc, x->snap->p, x->snap->time_ns);
+	struct powercut *again = powercut_fork(x->snap->p, 2);
+	bool bad[CRASH_VOLUMES] = { false };
 	struct err err = ERR_INIT;
 	char why[400];
 
@@ -76,6 +155,7 @@ static co_fn void co_after_rot(void *arg)
 	if (co_world_open(w, &err)) {
 		x->refused++;
 		world_destroy(w);
+		powercut_destroy(again);
 		return;
 	}
 	for (unsigned i = 0; i < w->sc->nvols; i++) {
@@ -87,11 +167,23 @@ static co_fn void co_after_rot(void *arg)
 		if (what)
 			crash_fail(what, "volume %u after the log rotted at %llu: %s", i, (unsigned long long)x->off, why);
 		x->unreadable += !content;
+		bad[i] = !content;
 		x->fine += content != NULL;
 		free(content);
 	}
 	co_world_close(w);
 	world_destroy(w);
+	if (x->w->sc->seed & 1)
+		powercut_destroy(again);
+	else
+		co_ignore_damage(x, again, bad);
+}
+
+static co_fn void co_before_rot(void *arg)
+{
+	struct rot *x = arg;
+
+	co_note(x, x->snap->p);
 }
 
 static co_fn void co_run_rot(void *arg)
@@ -130,14 +222,20 @@ void run_rot(const struct scenario *sc)
 			continue;
 		crash_at_cut = i + 1;
 		rng_seed(&r, sc->seed * 1000 + i);
+		crash_run(x.snap->time_ns, sc->seed ^ i, co_before_rot, &x);
 		rot(&x, x.snap->p, &r);
 		crash_run(x.snap->time_ns, sc->seed ^ i, co_after_rot, &x);
 		crash_cuts++;
+		for (unsigned v = 0; v < sc->nvols; v++) {
+			free(x.want[v]);
+			free(x.old[v]);
+			free(x.is_lost[v]);
+		}
 	}
 	crash_at_cut = 0;
 	if (crash_opts.verbose)
-		printf("refused %llu, unreadable %llu, unharmed %llu\n", (unsigned long long)x.refused,
-		       (unsigned long long)x.unreadable, (unsigned long long)x.fine);
+		printf("refused %llu, unreadable %llu, unharmed %llu; lost %llu ranges\n", (unsigned long long)x.refused,
+		       (unsigned long long)x.unreadable, (unsigned long long)x.fine, (unsigned long long)x.lost);
 	world_destroy(x.w);
 }
 
