@@ -19,7 +19,7 @@ int cli_serve(int argc, char **argv)
 	struct serve_config c = { 0 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD;
-	uint64_t poll_us = 0, log_timeout = 5000000000ull;
+	uint64_t poll_us = 0, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
 		CLI_LIST("nbd", 0, "ADDRESS", &nbd),
@@ -33,6 +33,7 @@ int cli_serve(int argc, char **argv)
 		CLI_ENUM("sync", 0, sync_names, &sync),
 		CLI_SIZE("quota", 0, "SIZE", &c.graph.volume.quota, 1 << 20, INT64_MAX),
 		CLI_SIZE("memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
+		CLI_DURATION("client-timeout", 0, "DURATION", &client_timeout, 0, 3600000000000ull),
 		CLI_DURATION("log-timeout", 0, "DURATION", &log_timeout, 0, 3600000000000ull),
 		CLI_STR("control", 0, "PATH", &c.control),
 		CLI_FLAG("drain", 0, &c.drain),
@@ -62,6 +63,7 @@ int cli_serve(int argc, char **argv)
 	c.graph.nlogs = logs.n;
 	c.graph.sync = sync;
 	c.graph.log.read_only = c.graph.read_only;
+	c.client_ns = client_timeout ? client_timeout : UINT64_MAX;
 	c.graph.log.side_timeout_ns = log_timeout ? log_timeout : UINT64_MAX;
 	c.graph.volume.mode = logmode;
 	c.graph.volume.destage = destage;

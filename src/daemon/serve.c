@@ -110,7 +110,7 @@ void serve_stop(struct serve *s, bool drain)
 
 static co_fn int co_start_nbd(struct serve *s, struct err *err)
 {
-	struct nbd_server_config nc = { .max_requests = min(1024u, REQUESTS_MAX / s->graph.n) };
+	struct nbd_server_config nc = { .max_requests = min(1024u, REQUESTS_MAX / s->graph.n), .client_ns = s->config->client_ns };
 	int ret = nbd_server_create(&nc, &s->nbd, err);
 
 	for (unsigned i = 0; i < s->graph.n && !ret; i++)

@@ -3,6 +3,7 @@
 """Transmission with a client that is mistaken, hostile or gone: each gets the protocol's error or a disconnect, and the server stays."""
 import struct
 import threading
+import time
 
 from nbd_lib import *
 
@@ -274,6 +275,50 @@ def hundreds_of_requests_are_in_flight():
             c.recv(4096)
         t.join()
         equal(len(seen), n, "replies")
+
+
+def who_trickles_a_request_is_cut_off_and_who_is_silent_is_not():
+    with Server("mem:64M", "--client-timeout", "1s") as s:
+        with Raw(s).negotiate() as idle, Raw(s).negotiate() as busy:
+            head = struct.pack(">IHHQQI", REQUEST_MAGIC, 0, WRITE, 7, 0, 4096)
+            for begun, rest in ((b"", head), (head, bytes(4096)), (head[:-1], b""), (struct.pack(">IHHQQI", REQUEST_MAGIC, PAYLOAD, WRITE, 7, 0, 4096), bytes(4096))):
+                with Raw(s).negotiate() as c:
+                    c.send(begun)
+                    began = time.monotonic()
+                    try:
+                        for i in range(100):
+                            if i < len(rest):
+                                c.send(rest[i:i + 1])
+                            time.sleep(0.1)
+                            equal(busy.do(READ, 0, 4096), 0, "another client meanwhile")
+                            busy.recv(4096)
+                            c.s.setblocking(False)
+                            try:
+                                if not c.s.recv(1):
+                                    break
+                            except BlockingIOError:
+                                pass
+                            c.s.setblocking(True)
+                    except OSError:
+                        pass
+                    check(time.monotonic() - began < 9, "cut off after %d bytes and then byte by byte" % len(begun))
+            equal(idle.do(READ, 0, 512), 0, "a client that was silent all the while")
+        check("cut off" in s.text(), s.text())
+
+
+def who_trickles_the_handshake_is_cut_off():
+    with Server("mem:64M", "--client-timeout", "500ms") as s:
+        # Byte by byte, and a whole option now and then.
+        for step in (b"I", struct.pack(">QII", 0x49484156454F5054, 99, 0)):
+            with Raw(s) as c:
+                began = time.monotonic()
+                try:
+                    while time.monotonic() - began < 20:
+                        c.send(step)
+                        time.sleep(0.2)
+                except (Closed, OSError):
+                    pass
+                check(time.monotonic() - began < 15, "step %r" % step)
 
 
 def random_bytes_do_no_harm():

@@ -367,7 +367,7 @@ co_fn int co_conn_handshake(struct nbd_conn *c)
 			c->block_status = c->meta == c->exp;
 			return 0;
 		}
-		rt_timer_arm(&c->timer, rt_now_ns() + c->s->config.handshake_ns, c->timer.fn);
+		conn_handshake_clock(c);
 	}
 	return -EPROTO;
 }

@@ -17,6 +17,8 @@
  *      connections of an export share its memory is in memory.c.
  *  (3) Only the receiver waits for request memory, and it holds none then, so waiting ends when requests end. A request waits only for its volume and its
  *      client; a client that takes or sends nothing loses the connection when others wait for memory (watchdog in memory.c).
+ *      A client that has sent a part of a request sends the rest within client_ns and the time that 64 KiB a second take, or loses the connection;
+ *      between two requests it may be silent for ever.
  *  (4) A connection is freed by its receiver after in_flight has fallen to 0; so requests never see a connection go away.
  *  (5) After the first send error `dead` is set, replies are dropped and the receiver ends.
  *
@@ -86,7 +88,7 @@ struct nbd_conn {
 	struct nbd_server *s;
 	struct nbd_transport *t;
 	char peer[64];
-	struct rt_timer timer;	/* handshake */
+	struct rt_timer timer;	/* handshake; then: the rest of a request */
 	uint64_t since_ns;
 	/* negotiated */
 	bool transmission, fixed, no_zeroes, structured, extended;
@@ -150,6 +152,10 @@ void request_put(struct nbd_request *r);
 
 /* server.c */
 void conn_kill(struct nbd_conn *c);	/* (5) */
+/* The time for the next option begins. */
+void conn_handshake_clock(struct nbd_conn *c);
+/* In transmission: the client has begun a request of which `len` bytes are missing; it has so long until rt_timer_cancel(&c->timer). Goes on if it runs already. */
+void conn_request_clock(struct nbd_conn *c, uint64_t len);
 
 /* listen.c */
 void listener_close(struct nbd_listener *l);	/* frees; after its acceptor has ended */

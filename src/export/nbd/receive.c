@@ -35,6 +35,9 @@ co_fn int co_conn_fill(struct nbd_conn *c, uint32_t need)
 	}
 	while (c->rend - c->rpos < need) {
 		struct iovec iov = { c->rbuf + c->rend, RBUF_SIZE - c->rend };
+
+		if (c->rend > c->rpos)
+			conn_request_clock(c, 0);
 		ssize_t got = co_recv(c, &iov, 1);
 
 		if (got < 0)
@@ -42,6 +45,13 @@ co_fn int co_conn_fill(struct nbd_conn *c, uint32_t need)
 		c->rend += got;
 	}
 	return 0;
+}
+
+/* In transmission: a request is there as a whole. */
+static void got_all(struct nbd_conn *c)
+{
+	if (c->timer.heap_pos)
+		rt_timer_cancel(&c->timer);
 }
 
 co_fn int co_conn_skip(struct nbd_conn *c, uint64_t len)
@@ -66,8 +76,10 @@ static co_fn int co_receive_payload(struct nbd_conn *c, void *buf, uint32_t len)
 
 	memcpy(buf, c->rbuf + c->rpos, have);
 	c->rpos += have;
-	if (have < len)
+	if (have < len) {
 		c->rpos = c->rend = 0;
+		conn_request_clock(c, len - have);
+	}
 	while (have < len) {
 		struct iovec iov[2] = { { (char *)buf + have, len - have }, { c->rbuf, RBUF_SIZE } };
 		ssize_t got;
@@ -84,6 +96,7 @@ static co_fn int co_receive_payload(struct nbd_conn *c, void *buf, uint32_t len)
 			have += got;
 		}
 	}
+	got_all(c);
 	return 0;
 }
 
@@ -146,7 +159,9 @@ static co_fn int co_take_payload(struct nbd_conn *c, struct nbd_request *r, uint
 		refuse(r, NBD_EINVAL, "the request is longer than the maximum payload");
 	}
 	if (!r->refuse && r->type == NBD_CMD_BLOCK_STATUS && len <= 12) {
+		conn_request_clock(c, len);
 		ret = co_conn_fill(c, len);
+		got_all(c);
 		if (ret < 0)
 			return ret;
 		parse_status_payload(r, c->rbuf + c->rpos, len);
@@ -155,8 +170,12 @@ static co_fn int co_take_payload(struct nbd_conn *c, struct nbd_request *r, uint
 	}
 	if (!r->refuse && r->type == NBD_CMD_BLOCK_STATUS)
 		refuse(r, NBD_EINVAL, "the payload must be a length and the negotiated context ID");
-	if (r->refuse)
-		return co_conn_skip(c, len);
+	if (r->refuse) {
+		conn_request_clock(c, len);
+		ret = co_conn_skip(c, len);
+		got_all(c);
+		return ret;
+	}
 	if (!co_request_buf(r, len))
 		return -ECONNRESET;
 	r->payload = len;
@@ -192,6 +211,7 @@ static co_fn int co_next_request(struct nbd_conn *c)
 	uint64_t payload;
 	int ret = co_conn_fill(c, head);
 
+	got_all(c);
 	if (ret < 0)
 		return ret;
 	r = co_request_get(c);

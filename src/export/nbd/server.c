@@ -10,6 +10,9 @@
 
 #include "util/log.h"
 
+#define AWAY_NS 1000000000ull
+#define HANDSHAKE_LIMITS 10	/* all options together, as a multiple of the time for one */
+#define SLOWEST_NS 15000u	/* for each byte of a payload: 64 KiB a second */
 #define HANDSHAKE_SPARE 16	/* connections beyond max_conns while the oldest handshakes are being ended */
 
 int nbd_server_create(const struct nbd_server_config *config, struct nbd_server **ret, struct err *err)
@@ -29,8 +32,8 @@ int nbd_server_create(const struct nbd_server_config *config, struct nbd_server 
 	if (!s->config.memory)
 		s->config.memory = 128ull << 20;
 	s->config.memory = max(s->config.memory, 2ull * RT_BUF_MAX);
-	if (!s->config.handshake_ns)
-		s->config.handshake_ns = 30 * 1000000000ull;
+	if (!s->config.client_ns)
+		s->config.client_ns = 30 * 1000000000ull;
 	if (!s->config.stall_ns)
 		s->config.stall_ns = 10 * 1000000000ull;
 	list_init(&s->exports);
@@ -116,12 +119,50 @@ void conn_kill(struct nbd_conn *c)
 	}
 }
 
+/* Whoever could not run for a while (a host that was suspended) has not looked at what clients sent meanwhile. */
+static bool was_away(struct rt_timer *t, uint64_t again_ns)
+{
+	if (rt_now_ns() - t->at_ns < AWAY_NS)
+		return false;
+	rt_timer_arm(t, rt_now_ns() + again_ns, t->fn);
+	return true;
+}
+
 static void handshake_timeout(struct rt_timer *t)
 {
 	struct nbd_conn *c = container_of(t, struct nbd_conn, timer);
 
-	log_debug("NBD client %s: says nothing", c->peer);
+	if (was_away(t, c->s->config.client_ns))
+		return;
+	log_debug("NBD client %s: cut off; it does not get on with the handshake", c->peer);
 	conn_kill(c);
+}
+
+void conn_handshake_clock(struct nbd_conn *c)
+{
+	uint64_t limit = c->s->config.client_ns, now = rt_now_ns();
+
+	if (limit <= UINT64_MAX / HANDSHAKE_LIMITS - now)
+		rt_timer_arm(&c->timer, min(now + limit, c->since_ns + HANDSHAKE_LIMITS * limit), handshake_timeout);
+}
+
+static void request_timeout(struct rt_timer *t)
+{
+	struct nbd_conn *c = container_of(t, struct nbd_conn, timer);
+
+	if (was_away(t, c->s->config.client_ns))
+		return;
+	log_warn("NBD client %s: cut off; it has sent a part of a request, and not the rest in time (--client-timeout)", c->peer);
+	c->s->stalled++;
+	conn_kill(c);
+}
+
+void conn_request_clock(struct nbd_conn *c, uint64_t len)
+{
+	uint64_t limit = c->s->config.client_ns;
+
+	if (c->transmission && !c->timer.heap_pos && limit <= UINT64_MAX / 2)
+		rt_timer_arm(&c->timer, rt_now_ns() + limit + len * SLOWEST_NS, request_timeout);
 }
 
 static co_fn void co_conn_main(void *arg)
@@ -197,7 +238,7 @@ int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *
 	ret = co_spawn("nbd connection", co_conn_main, c);
 	if (ret < 0)
 		goto refuse;
-	rt_timer_arm(&c->timer, c->since_ns + s->config.handshake_ns, handshake_timeout);
+	conn_handshake_clock(c);
 	list_add_tail(&s->conns, &c->node);
 	s->nconns++;
 	s->accepted++;

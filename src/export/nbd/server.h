@@ -18,7 +18,7 @@ struct nbd_server_config {
 	unsigned max_in_flight;	/* requests of one connection: 512 */
 	unsigned max_requests;	/* requests of one export: 1024 */
 	uint64_t memory;	/* bytes of request data of one export: 128 MiB, at least 64 MiB */
-	uint64_t handshake_ns;	/* a client must finish each option within: 30 s */
+	uint64_t client_ns;	/* a client must finish each option, and each request, of which it has sent a part, within: 30 s; UINT64_MAX: no limit */
 	uint64_t stall_ns;	/* a client that takes or sends nothing for so long loses its connection if others wait for memory: 10 s */
 };
 
