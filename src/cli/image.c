@@ -157,6 +157,16 @@ const char *image_path(const struct disk_spec *spec)
 	return strcmp(spec->driver, "file") ? NULL : spec->rest;
 }
 
+char *image_beside(const char *image, const char *name)
+{
+	const char *slash = strrchr(image, '/');
+	char *path;
+
+	if (*name == '/' || !slash)
+		return strdup(name);
+	return asprintf(&path, "%.*s/%s", (int)(slash - image), image, name) < 0 ? NULL : path;
+}
+
 char *image_disk_text(const char *path)
 {
 	char *text = malloc(2 * strlen(path) + 6), *w = text;
@@ -222,12 +232,38 @@ int image_print_json(void *obj)
 	return ret ? -ENOMEM : 0;
 }
 
+void *image_json_text(const char *text)
+{
+	json_t *j = json_string(text);
+	char *copy;
+
+	if (j)
+		return j;
+	copy = strdup(text);
+	if (!copy)
+		return NULL;
+	for (char *p = copy; *p; p++)
+		if ((unsigned char)*p >= 0x80)
+			*p = '?';
+	j = json_string(copy);
+	free(copy);
+	return j;
+}
+
+void image_print_text(const char *text, FILE *out)
+{
+	for (; *text; text++)
+		putc((unsigned char)*text < ' ' || *text == 0x7f ? '?' : *text, out);
+}
+
 int cli_image(int argc, char **argv)
 {
 	static const struct cli_verb verbs[] = {
 		{ "create", cli_image_create },
 		{ "info", cli_image_info },
+		{ "check", cli_image_check },
 		{ "map", cli_image_map },
+		{ "snapshot", cli_image_snapshot },
 		{ "convert", cli_image_convert },
 		{ NULL, NULL }
 	};

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "blk/spec.h"
 #include "cli/cli.h"
@@ -42,6 +43,8 @@ int image_take_format(struct disk_spec *spec, const char *option, enum image_for
 int image_set_format(struct disk_spec *spec, enum image_format format, struct err *err);
 /* The path of a plain file or device, NULL for other drivers and below wrappers. Belongs to spec. */
 const char *image_path(const struct disk_spec *spec);
+/* `name` as seen from the folder of `image`. Free it; NULL without memory. */
+char *image_beside(const char *image, const char *name);
 /* `path` as a DISK string: commas doubled, no scheme to be seen. Free it; NULL without memory. */
 char *image_disk_text(const char *path);
 
@@ -59,7 +62,14 @@ void image_progress_end(void);
 /* Prints and frees the json_t object `obj`. 0, or -ENOMEM if it is NULL or cannot be printed. */
 int image_print_json(void *obj);
 
+/* A json_t string of any bytes: what is no UTF-8 is replaced by question marks. */
+void *image_json_text(const char *text);
+/* Text from an image, for a terminal: without control characters. */
+void image_print_text(const char *text, FILE *out);
+
 int cli_image_create(int argc, char **argv);
 int cli_image_convert(int argc, char **argv);
 int cli_image_info(int argc, char **argv);
 int cli_image_map(int argc, char **argv);
+int cli_image_check(int argc, char **argv);
+int cli_image_snapshot(int argc, char **argv);

@@ -81,17 +81,6 @@ int image_new_options(struct image_new *n, const struct image_target *t, const c
 
 /* --- Names beside the image --- */
 
-/* `name` as seen from the folder of the image. */
-static char *beside(const struct image_target *t, const char *name)
-{
-	const char *image = t->path ? t->path : "", *slash = strrchr(image, '/');
-	char *path;
-
-	if (*name == '/' || !slash)
-		return strdup(name);
-	return asprintf(&path, "%.*s/%s", (int)(slash - image), image, name) < 0 ? NULL : path;
-}
-
 /* The size of the disk that is in `file`. */
 static co_fn int co_disk_size(struct disk *file, enum image_format format, uint64_t *ret, struct err *err)
 {
@@ -130,7 +119,7 @@ co_fn int co_image_new_backing(struct image_new *n, const struct image_target *t
 		return err_set(err, -EINVAL, "%s: its size is missing; give it behind the name", t->spec->text);
 	if (!n->q.backing_file || unsafe)
 		return 0;
-	path = beside(t, n->q.backing_file);
+	path = image_beside(t->path ? t->path : "", n->q.backing_file);
 	text = path ? image_disk_text(path) : NULL;
 	rc = text ? co_image_open_file(text, n->q.backing_format ? n->q.backing_format : "raw", DISK_OPEN_NOLOCK, &format, &d, &used, err) :
 		    err_errno(err, -ENOMEM, "%s", n->q.backing_file);
@@ -150,7 +139,7 @@ co_fn int co_image_new_backing(struct image_new *n, const struct image_target *t
 
 static co_fn int co_open_data(struct image_new *n, const struct image_target *t, struct disk **ret, struct err *err)
 {
-	char *path = beside(t, n->q.data_file), *text = path ? image_disk_text(path) : NULL;
+	char *path = image_beside(t->path ? t->path : "", n->q.data_file), *text = path ? image_disk_text(path) : NULL;
 	enum image_format format;
 	int64_t used;
 	int fd, rc = text ? 0 : err_errno(err, -ENOMEM, "%s", n->q.data_file);

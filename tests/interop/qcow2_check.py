@@ -1,0 +1,292 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""`weir image check` finds each kind of damage that QEMU finds, says where, and repairs it so that QEMU has nothing to add.
+
+usage: qcow2_check.py WEIR
+"""
+from qcow2_lib import *  # noqa: F403
+
+made = tempfile.TemporaryDirectory(prefix="weir-qcow2-")
+
+
+def make(name="d.qcow2", options="cluster_size=4k", snapshot=False):
+    """64 KiB of data here and there, a compressed cluster, zeroes; and a raw copy. Returns its tables."""
+    save = os.path.join(made.name, "%s-%d" % (options.replace(",", "-"), snapshot))
+    if "data_file" in options or not os.path.exists(save):
+        make_anew(name, options, snapshot)
+        shutil.copy(name, save)
+        shutil.copy(name + ".raw", save + ".raw")
+    shutil.copy(save, name)
+    shutil.copy(save + ".raw", name + ".raw")
+    return Tables(name)
+
+
+def make_anew(name, options, snapshot):
+    qemu_img("create", "-q", "-f", "qcow2", "-o", options, name, "24M")
+    qemu_io(name, *["write -q -P %d %dk 64k" % (i + 1, i * 2048 + 64) for i in range(8)], "write -q -z 1M 64k")
+    if "data_file" not in options:
+        qemu_io(name, "write -q -c -P 9 20M %s" % ("2M" if "2M" in options else "64k"))
+    if snapshot:
+        qemu_img("snapshot", "-c", "one", name)
+        qemu_io(name, "write -q -P 77 2112k 16k")
+    qemu_img("convert", "-O", "raw", name, name + ".raw")
+
+
+def kinds(found):
+    return sorted({f["kind"] for f in found["findings"]})
+
+
+def damaged(what, t, want, kind=None, data_lost=(), repaired=True):
+    """weir and QEMU agree on damage and leaks; a repair leaves what both call clean, and no byte changes but those in data_lost."""
+    q = qemu_check(t.path)
+    status, w = weir_check(t.path)
+    check(what + ": weir's exit status", status == want, "%s %s" % (status, w))
+    if isinstance(w, str):
+        return
+    check(what + ": QEMU sees it, too", q and (q[0] > 0) == (w["corruptions"] > 0), "%s %s" % (q, w))
+    if not w["corruptions"]:
+        check(what + ": as many leaks", q[1] == w["leaks"], "%s %s" % (q, w))
+    if kind:
+        check(what + ": it is a " + kind, kind in kinds(w), w["findings"])
+    check(what + ": a finding has its offset", all(f["offset"] < os.path.getsize(t.path) + (1 << 22) and "0x" in f["text"] for f in w["findings"]),
+          w["findings"])
+    before = open(t.path, "rb").read()
+    weir_check(t.path)
+    check(what + ": a check changes nothing", open(t.path, "rb").read() == before)
+    shutil.copy(t.path, "leaks.qcow2")
+    status, after = weir_check("leaks.qcow2", "--repair=leaks")
+    if w["corruptions"]:
+        check(what + ": --repair=leaks leaves damage alone", open("leaks.qcow2", "rb").read() == before)
+    status, after = weir_check(t.path, "--repair=all")
+    if not repaired:
+        return
+    check(what + ": repaired", status == 0, "%s %s" % (status, after))
+    check(what + ": QEMU calls it clean", qemu_check(t.path) == (0, 0, 0), (qemu_check(t.path), run("qemu-img", "check", t.path).stdout[:600]))
+    qemu_img("convert", "-O", "raw", t.path, "after.raw")
+    old, new = open(t.path + ".raw", "rb").read(), open("after.raw", "rb").read()
+    for a, b in data_lost:
+        old = old[:a] + bytes(b - a) + old[b:]
+        new = new[:a] + bytes(b - a) + new[b:]
+    check(what + ": the data is as before", old == new)
+
+
+def clean_images():
+    for options in ("cluster_size=512", "cluster_size=4k,refcount_bits=1", "cluster_size=2M,refcount_bits=64", "compat=0.10",
+                    "extended_l2=on,cluster_size=16k", "data_file=x.data", "data_file=x.data,data_file_raw=on", "lazy_refcounts=on"):
+        for snapshot in (False, True):
+            if snapshot and ("data_file" in options or "refcount_bits=1" in options):
+                continue
+            for n in ("d.qcow2", "x.data"):
+                if os.path.exists(n):
+                    os.unlink(n)
+            t = make(options=options, snapshot=snapshot)
+            status, w = weir_check(t.path)
+            check("%s is clean" % options, status == 0 and not w["findings"], w)
+            q = json.loads(qemu_img("check", "--output=json", t.path))
+            for key in ("image-end-offset", "total-clusters", "allocated-clusters", "compressed-clusters", "fragmented-clusters"):
+                check("%s: %s is QEMU's" % (options, key), q.get(key, 0) == w[key] or "data_file" in options, (q, w))
+    status, w = weir_check("d.qcow2", "-f", "raw")
+    check("raw cannot be checked", status == 1 and "raw" in w, w)
+
+
+def leaks():
+    for snapshot in (False, True):
+        t = make(snapshot=snapshot)
+        end = -(-os.path.getsize(t.path) // t.cluster) * t.cluster
+        with open(t.path, "r+b") as f:
+            f.truncate(end + 3 * t.cluster)
+        for i in range(3):
+            t.set_refcount(end + i * t.cluster, 1)
+        damaged("leaked clusters", t, 3, "leak")
+        t = make("e.qcow2", snapshot=snapshot)
+        at, entry = t.l2_entry(64 << 10)
+        t.set_refcount(entry & OFFSET, 5)
+        shutil.copy(t.path, "f.qcow2")
+        status, w = weir_check(t.path)
+        check("a refcount that is too large is a leak, or with its flag damage", status in (3, 4), w)
+        status, _ = weir_check("f.qcow2", "--repair=all")
+        check("it is repaired", status == 0 and qemu_check("f.qcow2") == (0, 0, 0), qemu_check("f.qcow2"))
+
+
+def refcounts():
+    for snapshot in (False, True):
+        t = make(snapshot=snapshot)
+        t.set_refcount(t.l2_entry(64 << 10)[1] & OFFSET, 0)
+        damaged("a data cluster with refcount 0", t, 4, "refcount")
+        t = make(snapshot=snapshot)
+        t.set_refcount(t.l2(64 << 10)[1], 0)
+        damaged("an L2 table with refcount 0", t, 4, "refcount")
+    t = make(snapshot=True)
+    t.set_refcount(t.l2_entry(64 << 10)[1] & OFFSET, 1)
+    damaged("a shared cluster with refcount 1", t, 4, "refcount")
+    for what, off in (("L1 table", "l1"), ("refcount table", "rt"), ("snapshot table", "snapshot_table")):
+        t = make(snapshot=True)
+        t.set_refcount(getattr(t, off), 0)
+        damaged("a %s with refcount 0" % what, t, 4, "refcount")
+    t = make()
+    t.set_refcount(0, 0)
+    damaged("a header with refcount 0", t, 4, "refcount")
+
+
+def flags():
+    for snapshot in (False, True):
+        t = make(snapshot=snapshot)
+        at, e = t.l2_entry(64 << 10)
+        t.put(at, e ^ COPIED)
+        damaged("a wrong COPIED flag in an L2 entry", t, 4, "flag")
+        t = make(snapshot=snapshot)
+        at, _ = t.l2(64 << 10)
+        t.put(at, t.get(at) ^ COPIED)
+        damaged("a wrong COPIED flag in an L1 entry", t, 4, "flag")
+    t = make(options="extended_l2=on,cluster_size=16k")
+    at, e = t.l2_entry(64 << 10)
+    t.put(at, e ^ COPIED)
+    damaged("a wrong COPIED flag in an extended entry", t, 4, "flag")
+
+
+def entries():
+    k = 1 << 10
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, e + 512)
+    damaged("an unaligned data cluster", t, 4, "entry", data_lost=[(64 * k, 68 * k)])
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, e | 1 << 58)
+    damaged("reserved bits in an L2 entry", t, 4, "entry", data_lost=[(64 * k, 68 * k)])
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, COPIED | 1 << 40)
+    damaged("a data cluster beyond the end", t, 4, "entry", data_lost=[(64 * k, 68 * k)])
+    t = make(snapshot=True)
+    at, e = t.l2(0)
+    t.put(at, COPIED | 1 << 40)
+    damaged("an L2 table beyond the end", t, 4, "entry", data_lost=[(0, 2048 * k)])
+    t = make()
+    at, e = t.l2(0)
+    t.put(at, t.get(at) + 512)
+    damaged("an unaligned L2 table", t, 4, "entry", data_lost=[(0, 2048 * k)])
+    t = make()
+    at, e = t.l2_entry(20 << 20)
+    t.put(at, COMPRESSED | 1 << 40)
+    damaged("a compressed cluster beyond the end", t, 4, "entry", data_lost=[(20 << 20, (20 << 20) + 4 * k)])
+    t = make(options="extended_l2=on,cluster_size=16k")
+    at, e = t.l2_entry(64 * k)
+    t.put(at + 8, 0xffffffffffffffff)
+    damaged("subclusters that are data and zero", t, 4, "entry", data_lost=[(64 * k, 80 * k)])
+
+
+def overlaps():
+    k = 1 << 10
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, COPIED | t.l1)
+    damaged("data on the L1 table", t, 4, "overlap", data_lost=[(64 * k, 68 * k)])
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, COPIED | t.l2(64 * k)[1])
+    damaged("data on its L2 table", t, 4, "overlap", data_lost=[(64 * k, 68 * k)])
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, COPIED | t.get(t.rt))
+    damaged("data on a refcount block", t, 4, "overlap", data_lost=[(64 * k, 68 * k)])
+    t = make()
+    at, e = t.l2_entry(64 * k)
+    t.put(at, t.l2_entry(68 * k)[1])
+    damaged("two guest clusters in one", t, 4, "refcount", data_lost=[(64 * k, 68 * k)])
+    t = make()
+    t.put(t.l2(4 << 20)[0], t.l1 | COPIED)
+    damaged("an L2 table on the L1 table", t, 4, "overlap", data_lost=[(4 << 20, 6 << 20)])
+
+
+def refcount_structures():
+    for snapshot in (False, True):
+        t = make(snapshot=snapshot)
+        t.put(t.rt, 0)
+        damaged("no refcount block", t, 4, "refcount")
+        t = make(snapshot=snapshot)
+        t.put(t.rt, t.get(t.rt) + 512)
+        damaged("an unaligned refcount block", t, 4, "refcount-block")
+        t = make(snapshot=snapshot)
+        t.put(t.rt, 1 << 45)
+        damaged("a refcount block beyond the end", t, 4, "refcount-block")
+        t = make(snapshot=snapshot)
+        t.put(t.rt, t.l2_entry(64 << 10)[1] & OFFSET)
+        damaged("a refcount block on guest data", t, 4)
+        t = make(snapshot=snapshot)
+        t.put(t.rt, t.l1)
+        damaged("a refcount block on the L1 table", t, 4, "overlap")
+        t = make(snapshot=snapshot)
+        t.put(t.rt + 8, t.get(t.rt))
+        damaged("two refcount blocks in one", t, 4, "overlap")
+
+
+def snapshot_tables():
+    t = make(snapshot=True)
+    shutil.copy(t.path, "save.qcow2")
+    for what, off, value, n in (("its L1 table beyond the end", 0, 1 << 45, 8), ("an unaligned L1 table", 0, 513, 8), ("extra data too long", 36, 5000, 4),
+                                ("an L1 table that is too large", 8, 0xffffffff, 4), ("a name beyond the file", 14, 65535, 2)):
+        shutil.copy("save.qcow2", t.path)
+        t.put(t.snapshot_table + off, value, n)
+        status, w = weir_check(t.path)
+        check("a snapshot with %s is found" % what, status == 4, w)
+        if what != "an L1 table that is too large":
+            check("QEMU finds it, too: " + what, run("qemu-img", "check", t.path).returncode != 0)
+        before = open(t.path, "rb").read()
+        status, w = weir_check(t.path, "--repair=leaks")
+        check("and frees nothing that may be the snapshot's", open(t.path, "rb").read() == before)
+        p = run(WEIR, "image", "snapshot", "-c", "two", t.path)
+        check("no snapshot is made of it", p.returncode == 1 and len(p.stderr.splitlines()) == 1 and open(t.path, "rb").read() == before, p.stderr)
+    for what, off, value, n in (("a table beyond the end", 64, 1 << 45, 8), ("too many snapshots", 60, 65000, 4)):
+        shutil.copy("save.qcow2", t.path)
+        t.put(off, value, n)
+        status, w = weir_check(t.path)
+        check("%s is found" % what, status == 4, w)
+
+
+def bits_of_the_header():
+    t = make()
+    t.put(72, 2)
+    status, _ = weir_check(t.path)
+    check("the corrupt bit alone is no damage to be counted", status == 0)
+    weir_check(t.path, "--repair=all")
+    check("a repair clears the corrupt bit", Tables(t.path).incompat == 0)
+    t = make("e.qcow2", options="lazy_refcounts=on,cluster_size=4k")
+    t.put(72, 1)
+    t.set_refcount(t.l2_entry(64 << 10)[1] & OFFSET, 0)
+    status, w = weir_check(t.path)
+    check("a writer that was killed leaves the dirty bit and wrong refcounts", status == 4, w)
+    status, w = weir_check(t.path, "--repair=all")
+    check("which a repair clears, with the refcounts right", status == 0 and Tables(t.path).incompat == 0 and qemu_check(t.path) == (0, 0, 0), w)
+
+
+def random_damage():
+    """Any bytes of any table: QEMU and weir agree whether there is damage, and what weir repairs QEMU calls clean."""
+    rounds = int(12 * scale())
+    r = random.Random(seed())
+    t = make(snapshot=True)
+    shutil.copy(t.path, "save.qcow2")
+    places = [("l1", t.l1, 128), ("rt", t.rt, 64), ("block", t.get(t.rt), 512), ("l2", t.l2(0)[1], 4096), ("l2b", t.l2(2 << 20)[1], 4096)]
+    for n in range(rounds):
+        shutil.copy("save.qcow2", t.path)
+        done = []
+        for _ in range(r.randint(1, 3)):
+            name, at, size = r.choice(places)
+            off = at + r.randrange(size)
+            value = r.choice([0, 255, r.randrange(256), t.get(off, 1) ^ 1 << r.randrange(8)])
+            done.append((name, hex(off), value))
+            t.put(off, value, 1)
+        q, (status, w) = qemu_check(t.path), weir_check(t.path)
+        if q is None or isinstance(w, str):
+            continue
+        if q[:2] == (0, 0) and status == 0:
+            continue
+        check("round %d %s: damage" % (n, done), (q[0] > 0) == (w["corruptions"] > 0), "%s %s" % (q, w))
+        status, w = weir_check(t.path, "--repair=all")
+        check("round %d %s: repaired" % (n, done), status == 0, w)
+        check("round %d %s: clean for QEMU" % (n, done), qemu_check(t.path) == (0, 0, 0), qemu_check(t.path))
+
+
+if __name__ == "__main__":
+    need("qemu-img", "qemu-io")
+    sys.exit(in_folder(clean_images, leaks, refcounts, flags, entries, overlaps, refcount_structures, snapshot_tables, bits_of_the_header, random_damage))
