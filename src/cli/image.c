@@ -263,6 +263,7 @@ int cli_image(int argc, char **argv)
 		{ "info", cli_image_info },
 		{ "check", cli_image_check },
 		{ "map", cli_image_map },
+		{ "resize", cli_image_resize },
 		{ "snapshot", cli_image_snapshot },
 		{ "convert", cli_image_convert },
 		{ NULL, NULL }

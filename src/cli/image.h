@@ -72,4 +72,5 @@ int cli_image_convert(int argc, char **argv);
 int cli_image_info(int argc, char **argv);
 int cli_image_map(int argc, char **argv);
 int cli_image_check(int argc, char **argv);
+int cli_image_resize(int argc, char **argv);
 int cli_image_snapshot(int argc, char **argv);

@@ -3,7 +3,6 @@
  * weir image convert: copies a disk into a new image, or into one that exists.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -13,24 +12,21 @@
 #include <unistd.h>
 
 #include "cli/image.h"
-#include "cli/image_target.h"
+#include "cli/image_new.h"
 #include "image/convert.h"
 #include "rt/rt.h"
 #include "util/bytes.h"
 #include "util/size.h"
 
-enum prealloc { PREALLOC_OFF, PREALLOC_FALLOC, PREALLOC_FULL };
-
 static const char *const cache_names[] = { "none", "writeback", "writethrough", "directsync", "unsafe", NULL };
-static const char *const prealloc_names[] = { "off", "falloc", "full", NULL };
 
 struct convert_args {
 	const char *src, *dst, *src_format, *dst_format, *options;
 	int src_cache, dst_cache; /* index of cache_names, -1: not given */
 	uint64_t sparse, parallel;
 	bool no_create, force, progress, quiet, json, share;
-	struct opts opts;
-	int prealloc;
+	bool full;		/* zeroes are written, too */
+	struct image_new new;
 	struct image_target target;
 	struct disk *in, *out;
 };
@@ -80,21 +76,23 @@ static co_fn int co_open_source(struct convert_args *a, struct err *err)
 	return rc;
 }
 
-/* A raw file of its size. */
-static int size_raw(const char *path, uint64_t size, bool allocate, struct err *err)
+/* A new image of the source's size. */
+static co_fn int co_make_target(struct image_job *job, struct err *err)
 {
-	int fd = open(path, O_RDWR | O_CLOEXEC), rc;
-	char text[16];
+	struct convert_args *a = job->arg;
+	struct image_new *n = &a->new;
+	int rc;
 
-	if (fd < 0)
-		return err_errno(err, -errno, "%s: cannot be opened", path);
-	rc = ftruncate(fd, (off_t)size) ? -errno : 0;
-	if (!rc && allocate && size && fallocate(fd, 0, 0, (off_t)size) && errno != EOPNOTSUPP)
-		rc = -errno;
-	close(fd);
-	if (rc == -ENOSPC)
-		return err_set(err, rc, "%s: there is no space for %s; make room, or leave preallocation away", path, size_format(size, text));
-	return rc ? err_errno(err, rc, "%s: cannot get its size of %" PRIu64 " bytes", path, size) : 0;
+	if (n->size_given && n->q.size != a->in->size)
+		return err_set(err, -EINVAL, "-o size: the copy has the size of its source; resize it afterwards");
+	n->q.size = a->in->size;
+	n->q.stop = &job->cancelled;
+	/* The copy itself writes them. */
+	a->full = a->target.format == IMAGE_RAW && n->q.prealloc == QCOW2_PREALLOC_FULL;
+	if (a->full)
+		n->q.prealloc = QCOW2_PREALLOC_FALLOC;
+	rc = co_image_new_backing(n, &a->target, false, true, err);
+	return rc ? rc : co_image_new_make(n, &a->target, err);
 }
 
 static co_fn int co_open_target(struct convert_args *a, struct err *err)
@@ -102,20 +100,20 @@ static co_fn int co_open_target(struct convert_args *a, struct err *err)
 	struct image_target *t = &a->target;
 	struct disk_spec *spec;
 	char want[16], have[16];
-	int rc = 0;
+	int rc = image_target_spec(t, &spec, err);
 
-	if (t->temp)
-		rc = size_raw(t->temp, a->in->size, a->prealloc != PREALLOC_OFF, err);
-	if (!rc)
-		rc = image_target_spec(t, &spec, err);
 	if (rc)
 		return rc;
 	rc = image_set_format(spec, t->format, err);
+	/* The operator has named them on this very command line. */
+	if (!rc && (a->new.q.backing_file || a->new.q.data_file) && opts_add(&spec->opts, "backing", "allow"))
+		rc = err_errno(err, -ENOMEM, "%s", a->dst);
 	if (!rc && a->dst_cache >= 0)
 		rc = set_cache(spec, cache_names[a->dst_cache], err);
 	if (!rc)
 		rc = co_disk_open_spec(spec, DISK_OPEN_RDWR, &a->out, err);
 	disk_spec_free(spec);
+	/* A qcow2 image of a source that is no whole number of sectors is a little larger. */
 	if (!rc && a->out->size < a->in->size)
 		rc = err_set(err, -ENOSPC, "%s: has %s, the source has %s; make it larger first", a->dst, size_format(a->out->size, have),
 			     size_format(a->in->size, want));
@@ -139,14 +137,11 @@ static int refuse_same_file(const struct convert_args *a, struct err *err)
 
 static int parse_options(struct convert_args *a, struct err *err)
 {
-	int rc = opts_parse(&a->opts, a->options, "-o", err);
-
-	if (rc)
-		return rc;
-	if (a->opts.n && a->target.in_place)
+	if (!a->target.in_place)
+		return image_new_options(&a->new, &a->target, a->options, NULL, NULL, err);
+	if (a->options)
 		return err_set(err, -EINVAL, "%s: exists and is written as it is; -o is for images that are created", a->dst);
-	rc = opts_enum(&a->opts, "preallocation", prealloc_names, &a->prealloc, err);
-	return rc ? rc : opts_finish(&a->opts, "-o", "preallocation", err);
+	return 0;
 }
 
 static int report(const struct convert_args *a, const struct image_copy_result *r, uint64_t ns)
@@ -169,8 +164,8 @@ static co_fn int co_copy(struct image_job *job, struct err *err)
 	struct image_copy_result result;
 	uint64_t start = rt_now_exact_ns();
 	struct image_copy copy = {
-		.src = a->in, .dst = a->out, .size = a->in->size, .dst_zero = !a->target.in_place, .head_last = a->target.in_place,
-		.sparse = a->prealloc == PREALLOC_FULL ? 0 : (uint32_t)a->sparse, .parallel = (unsigned)a->parallel,
+		.src = a->in, .dst = a->out, .size = a->in->size, .dst_zero = a->target.temp && !a->new.q.backing_file,
+		.head_last = a->target.in_place, .unit = (uint32_t)a->new.q.cluster_size, .sparse = a->full ? 0 : (uint32_t)a->sparse, .parallel = (unsigned)a->parallel,
 		.progress = on_progress, .progress_arg = job, .stop = &job->cancelled,
 	};
 	int rc;
@@ -201,14 +196,16 @@ static co_fn int co_convert(struct image_job *job, struct err *err)
 		rc = parse_options(a, err);
 	if (!rc)
 		rc = co_open_source(a, err);
+	if (!rc && a->target.temp)
+		rc = co_make_target(job, err);
 	if (!rc)
 		rc = co_open_target(a, err);
 	if (!rc)
 		rc = co_copy(job, err);
 	co_disk_close(a->in);
 	co_disk_close(a->out);
+	image_new_fini(&a->new, rc == 0);
 	image_target_end(&a->target);
-	opts_free(&a->opts);
 	return rc;
 }
 

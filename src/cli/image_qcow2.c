@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "cli/image.h"
@@ -203,6 +204,17 @@ co_fn int co_image_qcow2_info(struct disk *file, const char *name, int64_t used,
 	return rc;
 }
 
+/* No way out of the image's folder: the name was chosen by whoever made the image. */
+static bool stays_below(const char *name)
+{
+	if (*name == '/')
+		return false;
+	for (const char *p = name; *p; p += strcspn(p, "/"), p += strspn(p, "/"))
+		if (!strncmp(p, "..", 2) && (p[2] == '/' || !p[2]))
+			return false;
+	return true;
+}
+
 co_fn int co_image_backing(struct disk *file, const char *text, char **ret, char **ret_format, struct err *err)
 {
 	struct qcow2_img img;
@@ -216,6 +228,8 @@ co_fn int co_image_backing(struct disk *file, const char *text, char **ret, char
 		rc = disk_spec_parse(text, &spec, err);
 		if (!rc && (name[strcspn(name, ":/")] == ':' || !image_path(spec)))
 			rc = err_set(err, -EINVAL, "%s: the name of its backing file is no path, and is not followed", text);
+		if (!rc && !stays_below(name))
+			rc = err_set(err, -EPERM, "%s: its backing file is not below the folder of the image, and is not followed; ask for it by its own name", text);
 		if (!rc && !img.h.backing_format)
 			rc = err_set(err, -EINVAL, "%s: does not say which format its backing file has; qemu-img rebase -u -F FORMAT -b FILE writes it down", text);
 		if (!rc) {
