@@ -283,6 +283,77 @@ static void a_log_full_of_small_records_can_be_opened_again(void)
 	env_run(&c, co_many_small_ordered);
 }
 
+/* --- What an unfinished group leaves --- */
+
+struct group_cut {
+	struct env *e, *c;
+	unsigned writes, at;	/* the log's writes since it was armed; the one that is cut */
+};
+
+static int on_group_write(void *arg, struct powercut_dev *dev, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	struct group_cut *g = arg;
+
+	if (dev == g->e->log[0] && op == DISK_OP_WRITE && off >= WL_FIRST_SEGMENT && ++g->writes == g->at)
+		env_fork(g->e, g->c, g->at);
+	return 0;
+}
+
+/*
+ * Most of a segment, then a group that is cut when its first batch, at the segment's end, is durable and its second is not, and then `then` blocks. They fit
+ * where that batch lies, or go to the next segment: after another crash they are there, and nothing of the group is.
+ */
+static co_fn void co_after_group(struct env *e, uint64_t fill, uint64_t then)
+{
+	struct env c, d;
+	struct group_cut g = { .e = e, .c = &c, .at = 2 };
+
+	co_env_start(e, 1, NULL);
+	for (uint64_t i = 0; i < 4; i++) {
+		co_put(e, 0, 60 * i, i < 3 ? 60 : fill, 1);
+		co_flush(e, 0);
+	}
+	powercut_set_hook(e->p, on_group_write, &g);
+	co_put(e, 0, 300, 300, 1);
+	co_flush(e, 0);
+	powercut_set_hook(e->p, NULL, NULL);
+	CHECK(g.writes >= 2);
+	co_env_close(e);
+	co_env_open(&c);
+	co_env_attach(&c, 0, NULL);
+	EXPECT_BLOCKS(&c, 0, 300, 300, 0);
+	co_put(&c, 0, 700, then, 2);
+	co_flush(&c, 0);
+	env_fork(&c, &d, 5);
+	co_env_close(&c);
+	env_fini(&c);
+	co_env_open(&d);
+	co_env_attach(&d, 0, NULL);
+	EXPECT_BLOCKS(&d, 0, 0, 180 + fill, 1);
+	EXPECT_BLOCKS(&d, 0, 700, then, 2);
+	EXPECT_BLOCKS(&d, 0, 300, 300, 0);
+	CHECK_EQ(co_env_close(&d), 0);
+	env_fini(&d);
+}
+
+static co_fn void co_after_groups(struct env *e)
+{
+	const struct env_config c = { .segment = 1 << 20, .log_size = WL_FIRST_SEGMENT + (16 << 20), .log.no_destage = true };
+
+	for (uint64_t fill = 20; fill <= 60; fill += 10) {
+		for (uint64_t then = 1; then <= 61; then += 20) {
+			env_fini(e);
+			env_init(e, &c);
+			co_after_group(e, fill, then);
+		}
+	}
+}
+
+static void what_an_unfinished_group_leaves_is_not_taken_for_what_comes_next(void)
+{
+	env_run(NULL, co_after_groups);
+}
+
 int main(int argc, char **argv)
 {
 	log_set_level(LOG_NONE);
@@ -292,5 +363,6 @@ int main(int argc, char **argv)
 	RUN(a_sector_that_one_side_cannot_read_is_read_from_the_other_at_open);
 	RUN(rot_of_the_last_batch_on_both_sides_does_not_keep_the_log_shut);
 	RUN(a_log_full_of_small_records_can_be_opened_again);
+	RUN(what_an_unfinished_group_leaves_is_not_taken_for_what_comes_next);
 	return 0;
 }
