@@ -201,6 +201,45 @@ def a_hanging_image_leaves_what_was_written_safe_in_the_log():
             check(c.read(1) == block(7) and c.read(2) == block(8), "written before the end, never flushed")
 
 
+def an_image_on_a_server_that_hangs_or_is_gone_does_not_hold_up_the_end():
+    for how in (signal.SIGSTOP, signal.SIGKILL):
+        with Bed():
+            def store():
+                p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:store", "a.raw"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                while "ready" not in p.stderr.readline():
+                    check(p.poll() is None, "the image's server starts")
+                return p
+            p = store()
+            try:
+                with Serve("nbd+unix:///?socket=store", "--name", "a") as s:
+                    with Client() as c:
+                        c.write(1, 7)
+                        c.flush()
+                    while ask("status")[0]["result"]["log"]["volumes"][0]["dirty_bytes"]:
+                        time.sleep(0.05)
+                    p.send_signal(how)
+                    with Client() as c:
+                        c.write(1, 8)
+                        c.flush()
+                        c.write(2, 9)
+                        # One request of the guest, and soon a destage, hang in it.
+                        c.s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 1 << 20, BLOCK))
+                        time.sleep(1.5)
+                        check(ask("status")[0]["ok"], "status")
+                        check(s.end() == 0, "exit status: " + s.text())
+                    check("hangs; exiting without it: all that was written is safe" in s.text(), s.text())
+                if how == signal.SIGSTOP:
+                    p.send_signal(signal.SIGCONT)
+                else:
+                    p.wait()
+                    p = store()
+                with Serve("nbd+unix:///?socket=store", "--name", "a"), Client() as c:
+                    check(c.read(1) == block(8) and c.read(2) == block(9), "flushed, and acknowledged from memory")
+            finally:
+                p.kill()
+                p.wait()
+
+
 def an_image_whose_log_is_dirty_is_not_served_without_it():
     with Bed():
         with Serve(SLOW + "a.raw") as s:
