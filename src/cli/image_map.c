@@ -9,15 +9,14 @@
 #include <string.h>
 
 #include "cli/image.h"
+#include "format/qcow2/where.h"
 #include "util/bytes.h"
 
 struct map_args {
 	const char *image, *format;
 	uint64_t start, length;
 	bool json, share;
-	enum image_format fmt;
-	struct disk *file;
-	int64_t used;
+	struct disk *disk;
 };
 
 /* One line of the map: `length` bytes of one kind. */
@@ -44,6 +43,8 @@ static void print_row(struct map_print *p)
 	if (!p->json) {
 		if (r->data && r->has_offset)
 			printf("%#-16" PRIx64 "%#-16" PRIx64 "%#-16" PRIx64 "%s\n", r->start, r->length, r->offset, r->file);
+		else if (r->compressed)
+			printf("%#-16" PRIx64 "%#-16" PRIx64 "%-16s\n", r->start, r->length, "compressed");
 		return;
 	}
 	printf("%s{ \"start\": %" PRIu64 ", \"length\": %" PRIu64 ", \"depth\": %u, \"present\": %s, \"zero\": %s, \"data\": %s, "
@@ -72,39 +73,58 @@ static void add_row(struct map_print *p, const struct map_row *r)
 	p->row = *r;
 }
 
-static co_fn int co_map_raw(struct map_args *a, struct map_print *p, const bool *stop, struct err *err)
+static co_fn int co_rows(struct map_args *a, struct map_print *p, const bool *stop, struct err *err)
 {
-	uint64_t start = min(a->start, a->file->size);
-	uint64_t end = a->length < a->file->size - start ? start + a->length : a->file->size;
+	struct disk *d = a->disk;
+	uint64_t start = min(a->start, d->size);
+	uint64_t end = a->length < d->size - start ? start + a->length : d->size;
 
 	for (uint64_t at = start; at < end;) {
-		struct disk_extent e;
-		int rc = *stop ? -ECANCELED : co_disk_extent(a->file, at, end - at, &e);
+		struct qcow2_where w;
+		int rc = *stop ? -ECANCELED : co_qcow2_where(d, at, end - at, &w);
 
 		if (rc)
 			return err_errno(err, rc, "%s: cannot be asked what lies at offset %" PRIu64, a->image, at);
-		add_row(p, &(struct map_row){ .start = at, .length = e.len, .present = true, .zero = e.zero, .data = !e.zero, .has_offset = true,
-					      .offset = at, .file = a->image });
-		at += e.len;
+		add_row(p, &(struct map_row){ .start = at, .length = w.len, .depth = w.depth, .present = w.present, .zero = w.zero, .data = w.data,
+					      .compressed = w.compressed, .has_offset = w.has_offset, .offset = w.offset,
+					      .file = w.file ? w.file->name : NULL });
+		at += w.len;
 	}
 	return 0;
+}
+
+static co_fn int co_open(struct map_args *a, struct err *err)
+{
+	struct disk_spec *spec;
+	enum image_format format;
+	int rc = disk_spec_parse(a->image, &spec, err);
+
+	if (rc)
+		return rc;
+	rc = image_take_format(spec, a->format, &format, err);
+	if (!rc)
+		rc = image_set_format(spec, format, err);
+	if (!rc)
+		rc = co_disk_open_spec(spec, a->share ? DISK_OPEN_NOLOCK : 0, &a->disk, err);
+	disk_spec_free(spec);
+	return rc;
 }
 
 static co_fn int co_map(struct image_job *job, struct err *err)
 {
 	struct map_args *a = job->arg;
 	struct map_print p = { .json = a->json, .first = true };
-	int rc = co_image_open_file(a->image, a->format, a->share ? DISK_OPEN_NOLOCK : 0, &a->fmt, &a->file, &a->used, err);
+	int rc = co_open(a, err);
 
 	if (rc)
 		return rc;
 	if (!a->json)
 		printf("%-16s%-16s%-16s%s\n", "Offset", "Length", "Mapped to", "File");
-	rc = a->fmt == IMAGE_RAW ? co_map_raw(a, &p, &job->cancelled, err) : err_set(err, -ENOTSUP, "%s: qcow2 is not there yet", a->image);
+	rc = co_rows(a, &p, &job->cancelled, err);
 	print_row(&p);
 	if (a->json)
 		printf("%s]\n", p.first ? "[" : "");
-	co_disk_close(a->file);
+	co_disk_close(a->disk);
 	return rc;
 }
 
