@@ -224,7 +224,10 @@ def verify(kind, data, snapshots, history, leaks=0):
     ok &= check("qemu-img compare: " + what, p.returncode == 0, "%s %s" % (p.stdout + p.stderr, history))
     for name, old in snapshots.items():
         qemu_img("convert", "-f", "qcow2", "-O", "raw", "-l", "snapshot.name=" + name, "d.qcow2", "snap.raw")
-        ok &= check("snapshot %s: %s" % (name, what), open("snap.raw", "rb").read() == old, history)
+        # QEMU shows a snapshot in the size that the disk has now.
+        got = open("snap.raw", "rb").read()
+        n = min(len(got), len(old))
+        ok &= check("snapshot %s: %s" % (name, what), got[:n] == old[:n], history)
     if kind.data_raw:
         with open("d.data", "rb") as f:
             ok &= check("the data file is the disk: " + what, f.read(len(data)) == data, history)
@@ -315,11 +318,12 @@ def qemu_operations(r, kind, size):
     return commands
 
 
-def without_offsets(rows):
-    """The map as what is told of each byte: neighbours with the same facts are joined."""
+def joined(rows, kind):
+    """The map with neighbours of the same facts joined."""
     out = []
     for x in rows:
-        facts = (x["depth"], x["present"], x["zero"], x["data"])
+        # Of preallocated clusters QEMU asks the file whether they are holes.
+        facts = (x["depth"], x["present"], x["zero"] and not (kind.prealloc and x["data"]), x["data"])
         offset = x.get("offset")
         if out and out[-1][2] == facts and (offset is None) == (out[-1][3] is None) and (offset is None or out[-1][3] + out[-1][1] == offset):
             out[-1][1] += x["length"]
@@ -346,8 +350,8 @@ def one_round_of_qemu(s):
     if not kind.data:
         ok &= check("the same figures: %s" % kind, all(q.get(k, 0) == w[k] for k in ("image-end-offset", "allocated-clusters", "compressed-clusters",
                                                                                "fragmented-clusters")), "%s %s" % (q, w))
-    theirs = without_offsets(json.loads(qemu_img("map", "-f", "qcow2", "--output=json", "d.qcow2")))
-    mine = without_offsets(json.loads(weir("map", "--json", "d.qcow2")))
+    theirs = joined(json.loads(qemu_img("map", "-f", "qcow2", "--output=json", "d.qcow2")), kind)
+    mine = joined(json.loads(weir("map", "--json", "d.qcow2")), kind)
     ok &= check("the same map: %s" % kind, theirs == mine, "\n%s\n%s\n%s" % (theirs, mine, history))
     target = Kind(r)
     target.size, target.backing, target.data, target.data_raw = len(open("model.raw", "rb").read()), None, False, False

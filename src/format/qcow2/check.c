@@ -30,6 +30,8 @@ const char *qcow2_finding_name(enum qcow2_finding_kind kind)
 	return names[kind];
 }
 
+uint64_t qcow2_check_window = QCOW2_WINDOW;
+
 struct state {
 	struct qcow2_img *img;
 	struct qcow2_check *c;
@@ -84,7 +86,7 @@ static const char *describe(const struct state *s, const struct qcow2_ref *r, ch
 static void note_statistics(struct state *s, const struct qcow2_ref *r)
 {
 	struct qcow2_check *c = s->c;
-	uint64_t window = QCOW2_WINDOW << s->img->h.geo.cluster_bits;
+	uint64_t window = qcow2_check_window << s->img->h.geo.cluster_bits;
 
 	for (uint64_t i = r->off / window; i <= (r->off + r->len - 1) / window && i < s->windows; i++)
 		s->marks[i / 8] |= 1 << i % 8;
@@ -310,9 +312,9 @@ static struct qcow2_walk make_walk(struct state *s)
 static co_fn int co_look_at_window(struct state *s, uint64_t index, struct err *err)
 {
 	struct qcow2_walk w = make_walk(s);
-	uint64_t all = s->img->end >> s->img->h.geo.cluster_bits, first = index * QCOW2_WINDOW;
+	uint64_t all = s->img->end >> s->img->h.geo.cluster_bits, first = index * qcow2_check_window;
 	uint64_t fixed = s->c->damage_fixed;
-	int rc = qcow2_count_init(&s->count, first, min(all - first, QCOW2_WINDOW));
+	int rc = qcow2_count_init(&s->count, first, min(all - first, qcow2_check_window));
 
 	if (rc)
 		return err_errno(err, rc, "%s", s->img->name);
@@ -342,11 +344,11 @@ static co_fn int co_look_at_window(struct state *s, uint64_t index, struct err *
 static bool window_matters(const struct state *s, uint64_t index)
 {
 	unsigned bits = s->img->h.geo.rb_bits;
-	uint64_t first = index * QCOW2_WINDOW;
+	uint64_t first = index * qcow2_check_window;
 
 	if (!index || (s->marks[index / 8] & 1 << index % 8))
 		return true;
-	for (uint64_t i = first >> bits; i < s->img->rt_entries && i << bits < first + QCOW2_WINDOW; i++)
+	for (uint64_t i = first >> bits; i < s->img->rt_entries && i << bits < first + qcow2_check_window; i++)
 		if (s->img->rt[i])
 			return true;
 	return false;
@@ -409,7 +411,7 @@ static co_fn int co_read_tables(struct state *s, struct err *err)
 
 static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, bool *ret_rebuild, struct err *err)
 {
-	struct state s = { .img = img, .c = c, .windows = (img->end >> img->h.geo.cluster_bits) / QCOW2_WINDOW + 1 };
+	struct state s = { .img = img, .c = c, .windows = (img->end >> img->h.geo.cluster_bits) / qcow2_check_window + 1 };
 	int rc;
 
 	c->total = qcow2_clusters(&img->h.geo, img->h.size);
@@ -420,7 +422,7 @@ static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, boo
 	/* Where a later window may show that a block lies on something else, nothing is written before that is known. */
 	s.rebuild |= *ret_rebuild;
 	for (uint64_t i = 0; i < s.windows && !rc; i++)
-		if (i * QCOW2_WINDOW < img->end >> img->h.geo.cluster_bits && window_matters(&s, i))
+		if (i * qcow2_check_window < img->end >> img->h.geo.cluster_bits && window_matters(&s, i))
 			rc = co_look_at_window(&s, i, err);
 	free(s.marks);
 	*ret_rebuild = s.rebuild;
@@ -447,7 +449,7 @@ co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct er
 
 	c->leaks = c->damage = c->leaks_fixed = c->damage_fixed = 0;
 	c->allocated = c->compressed = c->fragmented = c->image_end = 0;
-	if (c->repair == QCOW2_REPAIR_LEAKS || (c->repair == QCOW2_REPAIR_ALL && img->end >> img->h.geo.cluster_bits > QCOW2_WINDOW))
+	if (c->repair == QCOW2_REPAIR_LEAKS || (c->repair == QCOW2_REPAIR_ALL && img->end >> img->h.geo.cluster_bits > qcow2_check_window))
 		rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, &rebuild, err);
 	if (!rc && c->repair == QCOW2_REPAIR_LEAKS && again.damage)
 		c->repair = QCOW2_REPAIR_NONE;

@@ -23,6 +23,7 @@
 struct disk;
 
 #define QCOW2_WINDOW (64ull << 20)	/* clusters */
+extern uint64_t qcow2_check_window;	/* QCOW2_WINDOW; tests make it smaller, a multiple of 8 */
 
 /* A snapshot as the table has it. The texts come from the image: print them with care. */
 struct qcow2_snap {
