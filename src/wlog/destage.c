@@ -461,6 +461,7 @@ co_fn void co_wl_destager(void *arg)
 				co_queue_wait_until(&v->destage_wake, at, "dirty data to destage");
 			continue;
 		}
+		v->log_unreadable = false;
 		int r = co_begin(v);
 
 		if (r == 0)

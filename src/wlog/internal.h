@@ -161,7 +161,7 @@ struct wlog {
 	unsigned draining;	/* drains of all volumes */
 	unsigned room_waiters;	/* on some volume's `room` */
 	uint64_t space_need;	/* bytes that the largest waiting request will take of the ring */
-	uint64_t clean_bad_since, clean_bad_pos; /* the record that the cleaner cannot read */
+	uint64_t clean_bad_since, clean_bad_last, clean_bad_pos; /* the record that the cleaner cannot read */
 	uint64_t clean_spent;	/* bytes copied forward since anybody got room or anything was destaged */
 	uint64_t sb_written_ns;
 	uint8_t *sb_buf;

@@ -333,12 +333,13 @@ static int copy_current(struct wlog *w, struct victim *c, const uint8_t *data)
 static bool is_lost(struct wlog *w, const struct wl_entry *e)
 {
 	uint64_t pos = e->batch->pos + e->rec_data, now = rt_now_ns();
-	bool near = w->clean_bad_since && pos - w->clean_bad_pos < w->sb.seg_size;
+	bool same = w->clean_bad_since && pos - w->clean_bad_pos < w->sb.seg_size && now - w->clean_bad_last < WL_UNREADABLE_NS;
 
-	if (!near) {
+	if (!same) {	/* another place, or one that could be read meanwhile */
 		w->clean_bad_since = now;
 		w->clean_bad_pos = pos;
 	}
+	w->clean_bad_last = now;
 	return now - w->clean_bad_since >= WL_UNREADABLE_NS;
 }
 

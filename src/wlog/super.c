@@ -115,7 +115,9 @@ co_fn int co_wl_super_write(struct wlog *w)
 co_fn int co_wl_checkpoint(struct wlog *w)
 {
 	co_mutex_lock(&w->dev.lock);
+	w->dev.write_since = rt_now_ns();
 	int r = co_wl_super_write(w);
+	w->dev.write_since = 0;
 	co_mutex_unlock(&w->dev.lock);
 	return r;
 }

@@ -263,6 +263,40 @@ static void a_new_side_that_hangs_fails_the_rebuild_only(void)
 	env_run(&two_sides, co_new_side);
 }
 
+/* A log of one device gets a mirror: from then on either side will do. */
+static co_fn void co_second_side(struct env *e)
+{
+	struct powercut_dev *spare = powercut_dev_create(e->p, "spare", e->c.log_size, NULL);
+	struct env c;
+
+	co_env_start(e, 1, NULL);
+	co_put(e, 0, 0, 8, 1);
+	co_flush(e, 0);
+	CHECK_EQ(co_wlog_rebuild(e->w, env_open_dev(spare), &e->err), 0);
+	co_put(e, 0, 8, 8, 1);
+	co_flush(e, 0);
+	co_wait_rebuilt(e);
+	CHECK(!info_of(e).degraded);
+	powercut_dev_stall(e->log[0], true);
+	co_put(e, 0, 16, 8, 1);
+	co_flush(e, 0);
+	CHECK_STR(state_of(e, 0), "hanging");
+	env_fork(e, &c, 1);
+	powercut_dev_stall(e->log[0], false);
+	CHECK_EQ(co_env_close(e), 0);
+	c.log[0] = powercut_dev_find(c.p, "spare");
+	co_env_open(&c);
+	co_env_attach(&c, 0, NULL);
+	EXPECT_BLOCKS(&c, 0, 0, 24, 1);
+	CHECK_EQ(co_env_close(&c), 0);
+	env_fini(&c);
+}
+
+static void a_log_of_one_device_gets_a_mirror(void)
+{
+	env_run(&(struct env_config){ .log.no_destage = true }, co_second_side);
+}
+
 static co_fn void co_at_open(struct env *e)
 {
 	for (unsigned side = 0; side < 2; side++) {
@@ -348,6 +382,7 @@ int main(int argc, char **argv)
 	TEST(without_a_limit_it_waits);
 	TEST(reads_go_to_the_side_that_answers);
 	TEST(a_new_side_that_hangs_fails_the_rebuild_only);
+	TEST(a_log_of_one_device_gets_a_mirror);
 	TEST(a_side_that_hangs_at_the_start_is_done_without);
 	TEST(a_close_waits_for_a_hanging_side_last);
 	return 0;
