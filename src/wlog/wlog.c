@@ -245,12 +245,11 @@ static int assemble(struct wlog *w, struct disk *const *dev, int ndev, const str
 	return 0;
 }
 
-/* On the heap: a device that hangs may answer when nobody waits any more. */
 struct super_read {
 	struct disk *dev;
-	struct co_queue *answered;	/* NULL: nobody waits */
-	struct wl_super sb;
-	struct err err;
+	struct co_queue *answered;
+	struct wl_super *sb;
+	struct err *err;
 	int result;
 	bool done;
 };
@@ -259,53 +258,41 @@ static co_fn void co_super_reader(void *arg)
 {
 	struct super_read *r = arg;
 
-	r->result = co_wl_super_read(r->dev, &r->sb, NULL, &r->err);
+	r->result = co_wl_super_read(r->dev, r->sb, NULL, r->err);
 	r->done = true;
-	if (r->answered)
-		co_queue_wake_all(r->answered);
-	else
-		free(r);
+	co_queue_wake_all(r->answered);
 }
 
-/* Both sides at once; one that has not answered `limit` after the other counts as unreadable. */
-static co_fn int co_read_both(struct disk *const *dev, uint64_t limit, struct wl_super *sb, int *result, struct err *each)
+/*
+ * Both sides at once. Here one that hangs is waited for: the other one may have been left behind before, and does not know it. Only the operator can say that
+ * it was not, by naming it alone.
+ */
+static co_fn void co_read_both(struct disk *const *dev, uint64_t limit, struct wl_super *sb, int *result, struct err *each)
 {
-	struct super_read *r[WLOG_MAX_DEVICES] = { NULL };
+	struct super_read r[WLOG_MAX_DEVICES];
 	struct co_queue answered;
-	uint64_t deadline = UINT64_MAX;
-	int ret = 0;
+	uint64_t tell = rt_now_ns() + min(limit, UINT64_MAX / 2);
 
 	co_queue_init(&answered);
 	for (int i = 0; i < 2; i++) {
-		r[i] = malloc(sizeof(*r[i]));
-		if (!r[i]) {
-			ret = -ENOMEM;
-			continue;
-		}
-		*r[i] = (struct super_read){ .dev = dev[i], .answered = &answered, .err = ERR_INIT };
-		if (co_spawn("log superblock", co_super_reader, r[i]) < 0)
-			co_super_reader(r[i]);
+		r[i] = (struct super_read){ .dev = dev[i], .answered = &answered, .sb = &sb[i], .err = &each[i] };
+		if (co_spawn("log superblock", co_super_reader, &r[i]) < 0)
+			co_super_reader(&r[i]);
 	}
-	while (!ret && !(r[0]->done && r[1]->done) && rt_now_ns() < deadline) {
-		if (deadline == UINT64_MAX && ((r[0]->done && !r[0]->result) || (r[1]->done && !r[1]->result)))
-			deadline = rt_now_ns() + min(limit, UINT64_MAX / 2);
-		if (deadline == UINT64_MAX)
-			co_queue_wait(&answered, "the log's superblock");
-		else
-			co_queue_wait_until(&answered, deadline, "the superblock of the other side of the log");
-	}
-	for (int i = 0; i < 2; i++) {
-		if (r[i] && r[i]->done) {
-			sb[i] = r[i]->sb;
-			result[i] = r[i]->result;
-			each[i] = r[i]->err;
-			free(r[i]);
-		} else if (r[i]) {
-			r[i]->answered = NULL;
-			result[i] = err_set(&each[i], -ETIMEDOUT, "%s: write log device does not answer", dev[i]->name);
+	while (!(r[0].done && r[1].done)) {
+		if (tell == UINT64_MAX) {
+			co_queue_wait(&answered, "the log's superblocks");
+		} else if (!co_queue_wait_until(&answered, tell, "the log's superblocks")) {
+			for (int i = 0; i < 2; i++) {
+				if (!r[i].done)
+					log_warn("%s: write log device does not answer; it is waited for, since the other side may have been left behind. To "
+						 "start without it, name only the other --log", dev[i]->name);
+			}
+			tell = UINT64_MAX;
 		}
 	}
-	return ret;
+	for (int i = 0; i < 2; i++)
+		result[i] = r[i].result;
 }
 
 /* One readable superblock is enough. */
@@ -316,8 +303,8 @@ static co_fn int co_read_supers(struct disk *const *dev, int ndev, uint64_t limi
 
 	if (ndev == 1)
 		result[0] = co_wl_super_read(dev[0], &sb[0], NULL, &each[0]);
-	else if (co_read_both(dev, limit, sb, result, each) < 0)
-		return err_set(err, -ENOMEM, "write log: out of memory");
+	else
+		co_read_both(dev, limit, sb, result, each);
 	for (int i = 0; i < ndev; i++)
 		found |= result[i] == 0;
 	if (!found)
