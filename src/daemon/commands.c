@@ -15,6 +15,7 @@
 #include "export/vhost/server.h"
 #include "util/bytes.h"
 #include "util/err.h"
+#include "util/size.h"
 
 #define DEPTH_MAX 8		/* of a request; jansson recurses, and a coroutine's stack is small */
 #define PROGRESS_NS (500 * 1000000ull)
@@ -291,11 +292,36 @@ static co_fn int co_shutdown(struct answer *a, json_t *args)
 	return ret;
 }
 
+static co_fn int co_resize(struct answer *a, json_t *args)
+{
+	const char *name = json_string_value(json_object_get(args, "volume"));
+	const json_t *size = json_object_get(args, "size");
+	struct volume *v = name ? graph_find(&a->s->graph, name) : NULL;
+	struct err err = ERR_INIT;
+	uint64_t bytes = 0;
+
+	if (!v)
+		return co_answer_error(a, "there is no volume '%s'", name ? name : "");
+	if (json_is_integer(size) && json_integer_value(size) > 0)
+		bytes = (uint64_t)json_integer_value(size);
+	else if (json_is_string(size) && size_parse(json_string_value(size), &bytes) < 0)
+		bytes = 0;
+	if (!bytes || bytes > DISK_MAX_SIZE || bytes % 512)
+		return co_answer_error(a, "\"size\" is a number of bytes, or text such as \"20G\", and a multiple of 512", NULL);
+	if (bytes < v->disk->size && !json_is_true(json_object_get(args, "shrink")))
+		return co_answer_error(a, "volume '%s' would lose its end; \"shrink\": true allows that", name);
+	if (a->s->stop)
+		return co_answer_error(a, "the server is stopping", NULL);
+	if (co_volume_resize(v, bytes, &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	return co_answer_ok(a, json_pack("{s:I}", "size", (json_int_t)v->disk->size));
+}
+
 static co_fn int co_help(struct answer *a, json_t *args);
 
 static const struct command {
 	const char *name, *help;
-	const char *args;	/* names of the arguments it takes, in one string */
+	const char *args;	/* names of the arguments it takes, with a blank behind each */
 	int (*co_run)(struct answer *a, json_t *args);
 } commands[] = {
 	{ "status", "volumes, log, clients", "", co_status },
@@ -305,6 +331,7 @@ static const struct command {
 	  "volume ignore_damage", co_drain },
 	{ "log-rebuild", "copy the log to a new side of its mirror; \"device\": the DISK (else the side that is out), \"force\": whatever it holds",
 	  "device force", co_log_rebuild },
+	{ "resize", "give \"volume\" the \"size\"; \"shrink\": true lets it lose its end", "volume size shrink", co_resize },
 	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },
 	{ "help", "this list", "", co_help },
 };

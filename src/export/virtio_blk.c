@@ -140,6 +140,13 @@ static unsigned write_flags(const struct virtio_blk *b)
 	return is_writeback(b) ? 0 : DISK_FUA;
 }
 
+/* A change has succeeded that began with these flags. If the cache was switched off meanwhile, it is still to be made durable. */
+static co_fn int co_changed(struct virtio_blk *b, unsigned flags)
+{
+	b->durable += write_flags(b) != 0;
+	return flags == write_flags(b) || (flags & DISK_FUA) ? 0 : co_volume_flush(b->v);
+}
+
 /* The range in bytes, or -EIO: it must lie within the disk as it is now. */
 static int check_range(const struct virtio_blk *b, uint64_t sector, uint64_t len, uint64_t *off)
 {
@@ -149,12 +156,6 @@ static int check_range(const struct virtio_blk *b, uint64_t sector, uint64_t len
 		return -EIO;
 	*off = sector * SECTOR;
 	return 0;
-}
-
-/* The cache may have been switched off since the change began with these flags: what completes from then on is durable. */
-static co_fn int co_keep_promise(struct virtio_blk *b, unsigned flags)
-{
-	return flags == write_flags(b) || (flags & DISK_FUA) ? 0 : co_volume_flush(b->v);
 }
 
 static co_fn int co_read(struct virtio_blk *b, struct request *r)
@@ -174,7 +175,7 @@ static co_fn int co_write(struct virtio_blk *b, struct request *r)
 	if (ret || !r->out_len)
 		return ret;
 	ret = co_volume_writev(b->v, off, r->out, r->nout, flags);
-	return ret ? ret : co_keep_promise(b, flags);
+	return ret ? ret : co_changed(b, flags);
 }
 
 static int get_id(struct virtio_blk *b, struct request *r)
@@ -204,7 +205,7 @@ static co_fn int co_one_range(struct virtio_blk *b, bool zero, const struct virt
 		ret = co_volume_zero(b->v, off, len, durable | (flags ? DISK_UNMAP : 0));
 	else
 		ret = co_volume_discard(b->v, off, len, durable);
-	return ret ? ret : co_keep_promise(b, durable);
+	return ret ? ret : co_changed(b, durable);
 }
 
 static co_fn int co_ranges(struct virtio_blk *b, struct request *r)
@@ -241,6 +242,7 @@ static co_fn int co_run(struct virtio_blk *b, struct request *r, uint64_t *writt
 	case VIRTIO_BLK_T_OUT:
 		return co_write(b, r);
 	case VIRTIO_BLK_T_FLUSH:
+		b->flushes++;
 		return co_volume_flush(b->v);
 	case VIRTIO_BLK_T_GET_ID:
 		ret = get_id(b, r);

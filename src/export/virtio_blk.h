@@ -23,7 +23,8 @@ struct virtio_blk {
 	uint16_t queues;	/* for the config space */
 	uint32_t block_size;	/* logical, a power of two >= 512 */
 	char serial[VIRTIO_BLK_SERIAL_MAX + 1];
-	uint64_t requests, errors;
+	uint64_t requests, errors, flushes;
+	uint64_t durable;	/* changes that were made durable before they completed */
 };
 
 /* The feature bits of the device type (not those of the transport). */
