@@ -268,7 +268,11 @@ static void negotiate(struct vf *f)
 
 		f->protocol_offered = vf_get_u64(f, VHOST_USER_GET_PROTOCOL_FEATURES);
 		v = f->protocol_offered & known & ~f->c.protocol_mask;
-		CHECK_EQ(vf_send(f, VHOST_USER_SET_PROTOCOL_FEATURES, 0, &v, sizeof(v), NULL, 0), 0);
+		/* Linux' own front end asks for an answer to this very message, QEMU does not. */
+		if (v & VHOST_USER_PROTOCOL_F_REPLY_ACK && f->c.ask_early)
+			CHECK_EQ(vf_ack(f, VHOST_USER_SET_PROTOCOL_FEATURES, &v, sizeof(v), NULL, 0), 0);
+		else
+			CHECK_EQ(vf_send(f, VHOST_USER_SET_PROTOCOL_FEATURES, 0, &v, sizeof(v), NULL, 0), 0);
 		f->protocol = v;
 	}
 	CHECK_EQ(vf_send(f, VHOST_USER_SET_OWNER, 0, NULL, 0, NULL, 0), 0);

@@ -49,6 +49,7 @@ struct vf_config {
 	uint64_t protocol_mask;
 	bool indirect;		/* requests use an indirect table */
 	bool inflight;		/* asks for an in-flight region */
+	bool ask_early;		/* an answer to SET_PROTOCOL_FEATURES, if it negotiates answers */
 	bool slots;		/* ADD_MEM_REG instead of SET_MEM_TABLE */
 	bool no_start;		/* only memory and features; the rings are the caller's */
 };

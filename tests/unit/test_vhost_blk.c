@@ -32,7 +32,7 @@ static void what_is_written_is_read(void)
 	static const struct vf_config configs[] = {
 		{ 0 }, { .indirect = true }, { .regions = 2, .data = 1 << 20 }, { .slots = true, .regions = 3 }, { .num = 4 }, { .num = 1024, .data = 4096 },
 		{ .mask = VIRTIO_F_EVENT_IDX }, { .mask = VIRTIO_F_EVENT_IDX, .indirect = true }, { .mask = VHOST_USER_F_PROTOCOL_FEATURES },
-		{ .protocol_mask = VHOST_USER_PROTOCOL_F_REPLY_ACK }, { .inflight = true },
+		{ .protocol_mask = VHOST_USER_PROTOCOL_F_REPLY_ACK }, { .inflight = true }, { .ask_early = true },
 	};
 	char out[4096], in[4096];
 

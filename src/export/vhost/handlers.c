@@ -301,8 +301,11 @@ static co_fn int co_get_vring_base(struct vhost_device *d, struct vhost_message 
 	return 0;
 }
 
-/* An eventfd, or -1 if there is none; -EINVAL if it is something else, on which a signal might do anything. */
-static int event_fd(struct vhost_message *m, int *ret, struct err *err)
+/*
+ * An eventfd, or where we only write a pipe or a socket (Linux' own front end has one), or -1 if there is none. -EINVAL if it is something
+ * else, on which a signal might do anything.
+ */
+static int event_fd(struct vhost_message *m, bool write_only, int *ret, struct err *err)
 {
 	char path[64], what[32];
 	ssize_t n;
@@ -316,7 +319,7 @@ static int event_fd(struct vhost_message *m, int *ret, struct err *err)
 	n = readlink(path, what, sizeof(what) - 1);
 	if (n >= 0) {
 		what[n] = '\0';
-		if (!strstr(what, "[eventfd]"))
+		if (!strstr(what, "[eventfd]") && !(write_only && (!strncmp(what, "pipe:", 5) || !strncmp(what, "socket:", 7))))
 			return err_set(err, -EINVAL, "the descriptor is no eventfd");
 	}
 	*ret = take_fd(m, 0);
@@ -332,7 +335,7 @@ static co_fn int co_set_vring_kick(struct vhost_device *d, struct vhost_message 
 
 	if (!q)
 		return err->code;
-	ret = event_fd(m, &fd, err);
+	ret = event_fd(m, false, &fd, err);
 	if (ret < 0)
 		return ret;
 	queue_set_kick(q, fd);
@@ -348,7 +351,7 @@ static co_fn int co_set_vring_call(struct vhost_device *d, struct vhost_message 
 
 	if (!q)
 		return err->code;
-	ret = event_fd(m, &fd, err);
+	ret = event_fd(m, true, &fd, err);
 	if (!ret)
 		co_queue_set_call(q, fd);
 	return ret;
@@ -361,7 +364,7 @@ static co_fn int co_set_vring_err(struct vhost_device *d, struct vhost_message *
 
 	if (!q)
 		return err->code;
-	ret = event_fd(m, &fd, err);
+	ret = event_fd(m, true, &fd, err);
 	if (ret < 0)
 		return ret;
 	if (q->err_fd >= 0)

@@ -124,11 +124,13 @@ static co_fn int co_one_message(struct vhost_device *d, struct err *err)
 		close_fds(&m);
 		return ret;
 	}
-	ack = (m.hdr.flags & VHOST_USER_NEED_REPLY) && (d->protocol & VHOST_USER_PROTOCOL_F_REPLY_ACK);
+	log_debug("%s: %s, flags 0x%x, %u bytes, %u descriptors", d->config.path, message_name(m.hdr.request) ?: "?", m.hdr.flags, m.hdr.size, m.nfds);
 	ret = check_message(&m, err);
 	if (!ret)
 		ret = co_handle_message(d, &m, err);
 	close_fds(&m);
+	/* As it is now: Linux' own front end asks for the answer to the very message that negotiates answers. */
+	ack = (m.hdr.flags & VHOST_USER_NEED_REPLY) && (d->protocol & VHOST_USER_PROTOCOL_F_REPLY_ACK);
 	if (ret < 0 && message_name(m.hdr.request))
 		err_prefix(err, "%s", message_name(m.hdr.request));
 	if (ret < 0 && !(ack && !m.reply))
