@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""What the tests with real guests share: a server, and a Linux guest that runs a script.
+
+A guest says AT(name) by printing "AT name"; the test's function of that name then runs on the host, while the guest goes on. What the guest
+waits for it must see by itself (the size of its disk, for example).
+"""
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Failure(Exception):
+    pass
+
+
+def check(cond, what):
+    if not cond:
+        raise Failure(what)
+
+
+def skip(why):
+    print("skipped:", why)
+    sys.exit(77)
+
+
+class Weir:
+    """`weir serve` with one vhost-user socket for each disk, and a control socket."""
+
+    def __init__(self, weir, folder, disks, args=()):
+        self.folder, self.sockets = folder, [os.path.join(folder, f"vhost{i}") for i in range(len(disks))]
+        self.control_path = os.path.join(folder, "control")
+        self.argv = [weir, "serve", "--control", self.control_path]
+        for i, s in enumerate(self.sockets):
+            self.argv += ["--vhost-user", s, "--name", f"disk{i}"]
+        self.argv += [*args, *disks]
+        self.log = os.path.join(folder, "weir.log")
+        open(self.log, "w").close()
+        self.start()
+
+    def start(self):
+        at = os.path.getsize(self.log)
+        with open(self.log, "a") as f:
+            self.p = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=f, stderr=f)
+        end = time.monotonic() + 20
+        while "weir: ready\n" not in self.text()[at:]:
+            check(self.p.poll() is None and time.monotonic() < end, "the server starts: " + self.text())
+            time.sleep(0.005)
+
+    def text(self):
+        with open(self.log) as f:
+            return f.read()
+
+    def kill(self):
+        self.p.kill()
+        self.p.wait()
+
+    def stop(self):
+        if self.p.poll() is None:
+            self.p.send_signal(signal.SIGTERM)
+            check(self.p.wait(10) == 0, "the server ends well: " + self.text())
+
+    def control(self, **request):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(20)
+            s.connect(self.control_path)
+            s.sendall(json.dumps(request).encode() + b"\n")
+            answer = json.loads(s.makefile().readline())
+        check(answer["ok"], f"{request}: {answer}")
+        return answer["result"]
+
+    def device(self, i=0):
+        return self.control(command="status")["vhost_user"][i]
+
+
+class Guest:
+    """Runs `script` in a guest whose disks are the sockets; `at` are the functions it calls by AT."""
+
+    def __init__(self, kind, cache, sockets, script, at=None, memory="512M", queues=1, cpus=1, reconnect=0, timeout=120):
+        self.lines, self.at, self.status = [], at or {}, None
+        r = subprocess.run([os.path.join(HERE, "build"), cache, kind], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False)
+        if r.returncode == 77:
+            skip(r.stdout.strip().splitlines()[-1].removeprefix("skipped: "))
+        check(r.returncode == 0, "the guest's image: " + r.stdout)
+        self.tmp = tempfile.mkdtemp(prefix="weir-guest-")
+        try:
+            initrd = self.make_initrd(os.path.join(cache, kind + ".cpio"), script)
+            if kind == "uml":
+                argv = ["/usr/bin/linux.uml", f"mem={memory}", f"initrd={initrd}", "con0=fd:0,fd:1", "con=null", "quiet"]
+                argv += [f"virtio_uml.device={s}:2" for s in sockets]
+            else:
+                argv = self.qemu(cache, initrd, sockets, memory, queues, cpus, reconnect)
+            self.run(argv, timeout)
+        finally:
+            shutil.rmtree(self.tmp)
+
+    def make_initrd(self, base, script):
+        path = os.path.join(self.tmp, "test.sh")
+        with open(path, "w") as f:
+            f.write(script)
+        own = subprocess.run(["cpio", "--quiet", "-o", "-H", "newc"], cwd=self.tmp, input=b"test.sh\n", stdout=subprocess.PIPE, check=True).stdout
+        initrd = os.path.join(self.tmp, "initrd")
+        with open(initrd, "wb") as f:
+            with open(base, "rb") as b:
+                shutil.copyfileobj(b, f)
+            f.write(own)
+        return initrd
+
+    @staticmethod
+    def qemu(cache, initrd, sockets, memory, queues, cpus, reconnect):
+        argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio", "-monitor", "none",
+                "-accel", "tcg", "-cpu", "max", "-smp", str(cpus), "-m", memory, "-machine", "q35,memory-backend=mem",
+                "-object", f"memory-backend-memfd,id=mem,size={memory},share=on", "-kernel", os.path.join(cache, "vmlinuz"), "-initrd", initrd,
+                "-append", "console=ttyS0 quiet panic=-1 mitigations=off"]
+        for i, s in enumerate(sockets):
+            argv += ["-chardev", f"socket,id=c{i},path={s}" + (f",reconnect={reconnect}" if reconnect else ""),
+                     "-device", f"vhost-user-blk-pci,chardev=c{i},num-queues={queues}"]
+        return argv
+
+    def run(self, argv, timeout):
+        p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                             start_new_session=True, env=dict(os.environ, TMPDIR="/dev/shm"))
+        timer = threading.Timer(timeout, p.kill)
+        timer.start()
+        try:
+            for line in p.stdout:
+                self.line(line.rstrip())
+        finally:
+            timer.cancel()
+            if self.status is None and p.poll() is None:
+                time.sleep(0.5)
+            p.kill()
+            p.wait()
+            # user-mode-linux has a process for each of its own, all in this session
+            try:
+                os.killpg(p.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def line(self, line):
+        self.lines.append(line)
+        if os.environ.get("WEIR_LOUD"):
+            print("|", line, flush=True)
+        if line.startswith("AT "):
+            self.at[line[3:].strip()]()
+        elif line.startswith("GUEST-EXIT "):
+            self.status = int(line.split()[1])
+
+    def value(self, name):
+        """What the guest printed as "name=value"."""
+        for line in self.lines:
+            if line.startswith(name + "="):
+                return line[len(name) + 1:]
+        raise Failure(f"the guest said nothing of {name}:\n" + "\n".join(self.lines[-40:]))
+
+    def ok(self):
+        check(self.status == 0, f"the guest ended with {self.status}:\n" + "\n".join(self.lines[-40:]))
+
+
+def main(tests):
+    """Runs the tests that argv[3:] name, or all. argv[1:3] are weir and the folder for guests' images."""
+    failed = 0
+    for test in tests:
+        if len(sys.argv) > 3 and test.__name__ not in sys.argv[3:]:
+            continue
+        began = time.monotonic()
+        folder = tempfile.mkdtemp(prefix="weir-guest-")
+        try:
+            test(sys.argv[1], os.path.abspath(sys.argv[2]), folder)
+            print(f"{test.__name__}: ok ({time.monotonic() - began:.1f} s)", flush=True)
+        except Failure as e:
+            failed = 1
+            print(f"{test.__name__}: FAILED: {e}", flush=True)
+            log = os.path.join(folder, "weir.log")
+            print(open(log, encoding="utf-8").read() if os.path.exists(log) else "", flush=True)
+        finally:
+            shutil.rmtree(folder)
+    sys.exit(failed)
