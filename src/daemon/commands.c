@@ -321,7 +321,7 @@ static co_fn int co_help(struct answer *a, json_t *args);
 
 static const struct command {
 	const char *name, *help;
-	const char *args;	/* names of the arguments it takes, with a blank behind each */
+	const char *args;	/* names of the arguments it takes, in one string */
 	int (*co_run)(struct answer *a, json_t *args);
 } commands[] = {
 	{ "status", "volumes, log, clients", "", co_status },
