@@ -72,7 +72,7 @@ static co_fn void co_job(void *arg)
 int image_job_run(struct image_job *job)
 {
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-	struct rt_config config = { .offload_threads = (unsigned)min(max(cpus, 2l), 16l) };
+	struct rt_config config = { .offload_threads = (unsigned)min(max(2 * cpus, 4l), 16l) };
 	struct rt_bufpool *bufs = NULL;
 	struct rt *rt = NULL;
 	int ret = rt_create(&config, &rt, &job->err);

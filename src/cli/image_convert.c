@@ -13,6 +13,7 @@
 
 #include "cli/image.h"
 #include "cli/image_new.h"
+#include "format/qcow2/pack.h"
 #include "image/convert.h"
 #include "rt/rt.h"
 #include "util/bytes.h"
@@ -26,6 +27,8 @@ struct convert_args {
 	uint64_t sparse, parallel;
 	bool no_create, force, progress, quiet, json, share;
 	bool full;		/* zeroes are written, too */
+	bool compress;
+	struct qcow2_packer *packer;
 	struct image_new new;
 	struct image_target target;
 	struct disk *in, *out;
@@ -91,6 +94,8 @@ static co_fn int co_make_target(struct image_job *job, struct err *err)
 	a->full = a->target.format == IMAGE_RAW && n->q.prealloc == QCOW2_PREALLOC_FULL;
 	if (a->full)
 		n->q.prealloc = QCOW2_PREALLOC_FALLOC;
+	if (a->compress)
+		return qcow2_create_check(&n->q, a->dst, err);
 	rc = co_image_new_backing(n, &a->target, false, true, err);
 	return rc ? rc : co_image_new_make(n, &a->target, err);
 }
@@ -104,15 +109,17 @@ static co_fn int co_open_target(struct convert_args *a, struct err *err)
 
 	if (rc)
 		return rc;
-	rc = image_set_format(spec, t->format, err);
+	rc = image_set_format(spec, a->compress ? IMAGE_RAW : t->format, err);
 	/* The operator has named them on this very command line. */
-	if (!rc && (a->new.q.backing_file || a->new.q.data_file) && opts_add(&spec->opts, "backing", "allow"))
+	if (!rc && !a->compress && (a->new.q.backing_file || a->new.q.data_file) && opts_add(&spec->opts, "backing", "allow"))
 		rc = err_errno(err, -ENOMEM, "%s", a->dst);
 	if (!rc && a->dst_cache >= 0)
 		rc = set_cache(spec, cache_names[a->dst_cache], err);
 	if (!rc)
 		rc = co_disk_open_spec(spec, DISK_OPEN_RDWR, &a->out, err);
 	disk_spec_free(spec);
+	if (!rc && a->compress)
+		return co_qcow2_pack_begin(&a->packer, a->out, &a->new.q, (unsigned)a->parallel, err);
 	/* A qcow2 image of a source that is no whole number of sectors is a little larger. */
 	if (!rc && a->out->size < a->in->size)
 		rc = err_set(err, -ENOSPC, "%s: has %s, the source has %s; make it larger first", a->dst, size_format(a->out->size, have),
@@ -137,6 +144,8 @@ static int refuse_same_file(const struct convert_args *a, struct err *err)
 
 static int parse_options(struct convert_args *a, struct err *err)
 {
+	if (a->compress && (a->target.in_place || a->target.format != IMAGE_QCOW2))
+		return err_set(err, -EINVAL, "%s: only a new qcow2 image can be compressed; -O qcow2 makes one", a->dst);
 	if (!a->target.in_place)
 		return image_new_options(&a->new, &a->target, a->options, NULL, NULL, err);
 	if (a->options)
@@ -172,7 +181,17 @@ static co_fn int co_copy(struct image_job *job, struct err *err)
 
 	job->cancel[0] = a->in;
 	job->cancel[1] = a->out;
+	if (a->compress) {
+		copy.co_write = co_qcow2_pack_write;
+		copy.write_arg = a->packer;
+	}
 	rc = co_image_copy(&copy, &result, err);
+	if (a->compress) {
+		int end = co_qcow2_pack_end(a->packer, !rc, err);
+
+		a->packer = NULL;
+		rc = rc ? rc : end;
+	}
 	job->cancel[0] = job->cancel[1] = NULL;
 	image_progress_end();
 	if (rc && a->target.in_place)
@@ -216,6 +235,7 @@ int cli_image_convert(int argc, char **argv)
 		CLI_STR("source-format", 'f', "FORMAT", &a.src_format),
 		CLI_STR("target-format", 'O', "FORMAT", &a.dst_format),
 		CLI_STR("options", 'o', "OPTIONS", &a.options),
+		CLI_FLAG("compress", 'c', &a.compress),
 		CLI_FLAG("no-create", 'n', &a.no_create),
 		CLI_FLAG("force", 0, &a.force),
 		CLI_SIZE("sparse", 'S', "SIZE", &a.sparse, 0, 1 << 20),

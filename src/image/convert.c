@@ -128,11 +128,11 @@ static co_fn int co_put_data(struct copy *y, uint64_t off, const void *buf, uint
 /* How many of the first bytes are all zero, or all not, in whole blocks. */
 static uint64_t run_length(const struct copy *y, const uint8_t *buf, uint64_t len, bool *zero)
 {
-	uint64_t block = max((uint64_t)y->c->sparse, y->c->co_write ? y->unit : 1), n;
+	uint64_t block = y->c->co_write ? y->unit : y->c->sparse, n;
 
 	if (!y->c->sparse) {
 		*zero = false;
-		return len;
+		return y->c->co_write ? min(y->unit, len) : len;
 	}
 	n = min(block, len);
 	*zero = bytes_are_zero(buf, n);

@@ -90,7 +90,8 @@ static co_fn int co_grow_file(struct qcow2_commit *c, struct err *err)
 
 	if (need <= c->img->file->size)
 		return 0;
-	rc = co_disk_resize(c->img->file, need + GROW_BYTES, err);
+	/* Ends where no block of the file system is shared with what somebody else may be writing. */
+	rc = co_disk_resize(c->img->file, align_up(need + GROW_BYTES, 1 << 20), err);
 	if (rc == -ENOTSUP) {
 		err_clear(err);
 		return err_set(err, -ENOSPC, "%s: needs %" PRIu64 " bytes and cannot grow; copy it to a larger place", c->img->name, need);
@@ -116,6 +117,17 @@ co_fn uint64_t co_qcow2_commit_alloc(struct qcow2_commit *c, uint64_t n, struct 
 		c->count.v[i] = QCOW2_COUNT_FIXED | 1;
 	c->end = max(c->end, at);
 	return co_grow_file(c, err) ? 0 : (at - n) << bits;
+}
+
+co_fn uint64_t co_qcow2_commit_append(struct qcow2_commit *c, uint64_t n, struct err *err)
+{
+	uint64_t at = c->end;
+	int rc = make_room(c, at + n);
+
+	if (rc)
+		return err_errno(err, rc, "%s", c->img->name), 0;
+	c->end += n;
+	return co_grow_file(c, err) ? 0 : at << c->img->h.geo.cluster_bits;
 }
 
 /* --- Refcounts --- */

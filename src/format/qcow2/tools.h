@@ -179,6 +179,8 @@ void qcow2_commit_fini(struct qcow2_commit *c);
 void qcow2_commit_use_old(struct qcow2_commit *c, const struct qcow2_ref *r);
 /* n clusters in a row: their offset, 0 with a message if there is no room. Makes the file longer where needed. */
 co_fn uint64_t co_qcow2_commit_alloc(struct qcow2_commit *c, uint64_t n, struct err *err);
+/* The same behind everything else, not counted yet. */
+co_fn uint64_t co_qcow2_commit_append(struct qcow2_commit *c, uint64_t n, struct err *err);
 /* -ERANGE if a cluster has more references than its refcount can count. */
 int qcow2_commit_check(const struct qcow2_commit *c, struct err *err);
 /* After a failure: gives back what the file has grown. */
