@@ -39,6 +39,9 @@ struct scenario {
 	bool logged;		/* with a log; else the choke points of the image alone */
 	bool filled;		/* the images hold words before the first write, not zeroes */
 	bool perfect;		/* self-test: no log, one worker, each write FUA and one sector */
+	bool qcow2;		/* the images are qcow2 images */
+	unsigned cluster_bits;
+	bool ext_l2;
 	bool lying;		/* self-test: flushes and FUA never reach the image */
 	unsigned nvols, nsides;
 	bool spare;		/* a device log2 that can replace a side */

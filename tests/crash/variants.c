@@ -123,6 +123,21 @@ static void adjust_bare(struct scenario *sc, struct rng *r)
 	sc->warm_up = 0;
 }
 
+static void adjust_qcow2(struct scenario *sc, struct rng *r)
+{
+	sc->qcow2 = true;
+	sc->cluster_bits = 9 + rng_below(r, 8);
+	sc->ext_l2 = sc->cluster_bits >= 14 && rng_below(r, 2);
+	for (unsigned i = 0; i < sc->nvols; i++)
+		sc->size[i] &= ~511ull;
+}
+
+static void adjust_qcow2_bare(struct scenario *sc, struct rng *r)
+{
+	adjust_bare(sc, r);
+	adjust_qcow2(sc, r);
+}
+
 static void adjust_perfect(struct scenario *sc, struct rng *r)
 {
 	adjust_bare(sc, r);
@@ -150,6 +165,8 @@ const struct variant crash_variants[] = {
 	{ "recut", "a second cut during recovery, drain or later work is like the first", run_recut, NULL },
 	{ "full", "the same while the quota is exhausted and writers wait", run_cut, adjust_full },
 	{ "clean", "the same while data of a hanging volume is brought forward in a full ring", run_clean, adjust_clean },
+	{ "qcow2", "the same over a qcow2 image, which stays consistent", run_cut, adjust_qcow2 },
+	{ "qcow2-bare", "a qcow2 image without a log is as good as any disk", run_cut, adjust_qcow2_bare },
 	{ "bare", "without a log, flushed data is there", run_cut, adjust_bare },
 	{ "mirror", "a side of the mirror dies: nobody notices; a stale side is never believed", run_mirror, adjust_mirror },
 	{ "hang", "a side of the mirror hangs, for a while or for good, or both do: nothing is lost, and nobody waits for ever", run_hang, adjust_hang },

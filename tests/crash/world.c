@@ -9,6 +9,9 @@
 #include <string.h>
 
 #include "crash.h"
+#include "format/qcow2/create.h"
+#include "format/qcow2/qcow2.h"
+#include "lib/qcow2_verify.h"
 #include "util/bytes.h"
 #include "util/err.h"
 
@@ -48,14 +51,16 @@ struct world *world_create(const struct scenario *sc)
 	for (unsigned i = 0; i < sc->nsides + sc->spare; i++)
 		powercut_dev_create(w->p, log_name[i], sc->log_size, &sc->log_dev);
 	for (unsigned i = 0; i < sc->nvols; i++) {
-		struct powercut_dev *d = powercut_dev_create(w->p, image_name[i], sc->size[i], &sc->image_dev);
+		uint64_t size = sc->qcow2 ? 3 * sc->size[i] + (64ull << sc->cluster_bits) : sc->size[i];
+		struct powercut_dev *d = powercut_dev_create(w->p, image_name[i], size, &sc->image_dev);
 
 		w->model[i] = model_create(i, sc->size[i], &w->clock);
 		if (sc->filled) {
 			model_fill_base(w->model[i]);
-			powercut_dev_poke(d, 0, w->model[i]->base, sc->size[i], false);
+			if (!sc->qcow2)
+				powercut_dev_poke(d, 0, w->model[i]->base, sc->size[i], false);
 		}
-		w->model[i]->weak_discard = !sc->logged && (sc->image_dev.no_discard || sc->image_dev.discard_keeps);
+		w->model[i]->weak_discard = !sc->logged && (sc->qcow2 || sc->image_dev.no_discard || sc->image_dev.discard_keeps);
 	}
 	w->known = true;
 	return w;
@@ -194,14 +199,67 @@ static co_fn unsigned co_open_sides(struct world *w, struct disk **dev)
 	return n;
 }
 
+/* --- qcow2 images --- */
+
+/* Puts the driver over the image's disk, if it is a qcow2 image. */
+static co_fn int co_open_image(struct world *w, struct disk *file, struct disk **ret, struct err *err)
+{
+	static const struct qcow2_opts opts = { .table_cache = 1, .run_ahead = 1 };
+	int r;
+
+	*ret = file;
+	if (!w->sc->qcow2)
+		return 0;
+	r = co_qcow2_open(file, "image", &opts, DISK_OPEN_RDWR, ret, err);
+	if (r)
+		co_disk_close(file);
+	return r;
+}
+
+static co_fn int co_make_image(struct world *w, unsigned i, struct err *err)
+{
+	struct qcow2_create c = { .size = w->sc->size[i], .cluster_size = 1ull << w->sc->cluster_bits, .refcount_bits = 16, .version = 3,
+				  .ext_l2 = w->sc->ext_l2 };
+	struct disk *file, *image;
+	int ret = powercut_dev_open(world_image_dev(w, i), &file);
+
+	if (!ret)
+		ret = qcow2_create_check(&c, "image", err);
+	if (!ret)
+		ret = co_qcow2_create(file, NULL, &c, err);
+	if (!ret)
+		ret = co_open_image(w, file, &image, err);
+	if (ret)
+		return ret;
+	if (w->sc->filled)
+		ret = co_disk_write(image, 0, w->model[i]->base, w->sc->size[i], 0);
+	if (!ret)
+		ret = co_disk_flush(image);
+	co_disk_close(image);
+	return ret;
+}
+
+static void check_image(struct world *w, unsigned i)
+{
+	struct qcow2_verdict v;
+
+	if (!w->sc->qcow2)
+		return;
+	qcow2_verify(powercut_dev_view(world_image_dev(w, i)), &v);
+	if (v.wrong[0])
+		crash_fail("corrupt", "image %u: %s", i, v.wrong);
+}
+
 co_fn int co_world_format(struct world *w, struct err *err)
 {
 	struct disk *dev[WLOG_MAX_DEVICES];
 	unsigned n;
-	int ret;
+	int ret = 0;
 
-	if (!w->sc->logged)
-		return 0;
+	for (unsigned i = 0; i < w->sc->nvols && w->sc->qcow2 && !ret; i++)
+		ret = co_make_image(w, i, err);
+	if (ret || !w->sc->logged)
+		return ret;
 	n = co_open_sides(w, dev);
 	if (!n)
 		return err_set(err, -ESHUTDOWN, "the power is off");
@@ -234,6 +292,10 @@ static co_fn int co_open_volume(struct world *w, unsigned i, struct err *err)
 
 	if (ret)
 		return err_set(err, ret, "the power is off");
+	check_image(w, i);
+	ret = co_open_image(w, image, &image, err);
+	if (ret)
+		return ret;
 	if (!w->sc->logged) {
 		w->vol[i] = image;
 		return 0;
@@ -298,6 +360,9 @@ uint8_t *world_image(struct world *w, unsigned vol)
 
 	if (!buf)
 		abort();
-	media_read(powercut_dev_view(world_image_dev(w, vol)), 0, buf, w->sc->size[vol]);
+	if (w->sc->qcow2)
+		qcow2_verify_read(powercut_dev_view(world_image_dev(w, vol)), buf, w->sc->size[vol]);
+	else
+		media_read(powercut_dev_view(world_image_dev(w, vol)), 0, buf, w->sc->size[vol]);
 	return buf;
 }

@@ -129,26 +129,58 @@ static void walk(struct verify *x)
 	free(l1);
 }
 
+static bool open_image(struct verify *x)
+{
+	struct err err = ERR_INIT;
+	uint32_t need = 0;
+	uint8_t *buf = bytes_at(x, 0, 512);
+	int ret;
+
+	if (!qcow2_header_probe(buf, 512, "image", &need, &err)) {
+		free(buf);
+		buf = bytes_at(x, 0, need);
+	}
+	ret = need ? qcow2_header_parse(buf, need, "image", 0, &x->h, &err) : -1;
+	free(buf);
+	if (ret)
+		wrong(x, "the header: %.200s", err.msg);
+	x->g = x->h.geo;
+	return !ret;
+}
+
+void qcow2_verify_read(const struct media *m, uint8_t *buf, uint64_t len)
+{
+	struct qcow2_verdict v = { 0 };
+	struct verify x = { .m = m, .v = &v };
+	uint8_t entry[16];
+
+	memset(buf, 0, len);
+	if (!open_image(&x))
+		return;
+	for (uint64_t off = 0, n; off < len; off += n) {
+		uint64_t table, in = off & (x.g.cluster_size - 1);
+		struct qcow2_l2e e;
+
+		n = min(x.g.sub_size - (off & (x.g.sub_size - 1)), len - off);
+		media_read(m, x.h.l1_off + qcow2_l1_index(&x.g, off) * 8, entry, 8);
+		table = get_be64(entry) & QCOW2_OFFSET_MASK;
+		if (!table)
+			continue;
+		media_read(m, table + (uint64_t)qcow2_l2_index(&x.g, off) * x.g.l2_entry_size, entry, x.g.l2_entry_size);
+		e = qcow2_l2_get(&x.g, entry, 0);
+		if (qcow2_l2_kind(&x.g, e, in >> x.g.sub_bits, false) == QCOW2_NORMAL)
+			media_read(m, qcow2_l2_host(e.entry) + in, buf + off, n);
+	}
+	qcow2_header_fini(&x.h);
+}
+
 void qcow2_verify(const struct media *m, struct qcow2_verdict *v)
 {
 	struct verify x = { .m = m, .v = v };
-	struct err err = ERR_INIT;
-	uint32_t need = 0;
-	uint8_t *buf;
 
 	memset(v, 0, sizeof(*v));
-	buf = bytes_at(&x, 0, 512);
-	if (!qcow2_header_probe(buf, 512, "image", &need, &err)) {
-		free(buf);
-		buf = bytes_at(&x, 0, need);
-	}
-	if (!need || qcow2_header_parse(buf, need, "image", 0, &x.h, &err)) {
-		wrong(&x, "%.200s", err.msg);
-		free(buf);
+	if (!open_image(&x))
 		return;
-	}
-	free(buf);
-	x.g = x.h.geo;
 	x.clusters = qcow2_clusters(&x.g, media_size(m));
 	x.refs = calloc(x.clusters, sizeof(*x.refs));
 	x.counts = calloc(x.clusters, sizeof(*x.counts));

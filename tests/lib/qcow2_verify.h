@@ -15,4 +15,6 @@ struct qcow2_verdict {
 	char wrong[256];	/* "" if it is not corrupt */
 };
 
+/* What the image holds: `len` bytes from its start. For images that qcow2_verify() accepts, without compressed clusters; what is unallocated is zeroes. */
+void qcow2_verify_read(const struct media *m, uint8_t *buf, uint64_t len);
 void qcow2_verify(const struct media *m, struct qcow2_verdict *v);
