@@ -314,7 +314,11 @@ static co_fn int co_reclaim_run(struct qcow2 *q, uint64_t first, uint64_t n)
 	int ret = 0;
 
 	for (uint64_t c = first; c < first + n && !ret; c++) {
-		ret = co_q2_refcount_add(q, c, -1, &value);
+		/* A damaged entry may have called anything its own. */
+		if (q2_meta_has(q, c << q->g.cluster_bits))
+			ret = co_q2_corrupt(q, "the table at %llu was also in use as guest data", (unsigned long long)(c << q->g.cluster_bits));
+		else
+			ret = co_q2_refcount_add(q, c, -1, &value);
 		if (!ret && !value) {
 			q->free_hint = min(q->free_hint, c);
 			hole++;
