@@ -379,9 +379,10 @@ static co_fn int co_trim_file(struct qcow2 *q)
 	q->free_hint = min(q->free_hint, q->frontier);
 	size = q->frontier << q->g.cluster_bits;
 	if (ret || !q->growable || size >= q->disk.file->size)
-		return ret;
-	/* What is cut off and grows again reads as zeroes; but it is not remembered as fresh. */
-	return co_disk_resize(q->disk.file, size, NULL);
+		return ret ? ret : co_disk_flush(q->disk.file);
+	/* Durable when it returns, and so are the refcounts then; a cut before leaves refcounts behind the end. */
+	ret = co_disk_resize(q->disk.file, size, NULL);
+	return ret == -ENOTSUP ? co_disk_flush(q->disk.file) : ret;
 }
 
 co_fn int co_q2_release(struct qcow2 *q)
@@ -401,8 +402,6 @@ co_fn int co_q2_release(struct qcow2 *q)
 	}
 	if (!ret)
 		ret = co_q2_refcounts_write(q);
-	if (!ret)
-		ret = co_disk_flush(q->disk.file);
 	if (!ret)
 		ret = co_trim_file(q);
 	co_mutex_unlock(&q->alloc_lock);

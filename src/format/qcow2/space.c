@@ -159,8 +159,8 @@ static co_fn int co_give_up(struct qcow2 *q, uint64_t guest, uint32_t pos, uint6
 	}
 }
 
-/* Whether the guest's cluster must keep its place, or its zeroes cannot be expressed. */
-static co_fn int co_is_kept(struct qcow2 *q, uint64_t guest, uint32_t pos, enum mode mode, bool *ret)
+/* Whether the subclusters from `pos` on must keep their place, or their zeroes cannot be expressed. `whole`: it is about all of the cluster. */
+static co_fn int co_is_kept(struct qcow2 *q, uint64_t guest, uint32_t pos, bool whole, enum mode mode, bool *ret)
 {
 	struct qcow2_l2e e;
 	uint8_t *at;
@@ -172,12 +172,15 @@ static co_fn int co_is_kept(struct qcow2 *q, uint64_t guest, uint32_t pos, enum 
 		return 0;
 	/* "Unallocated" is all that version 2 can say. */
 	*ret = q->h.version < 3 && !q2_unallocated_is_zero(q, guest);
-	if (*ret || mode != KEEP)
+	if (*ret || (mode != KEEP && whole))
 		return 0;
 	r = co_q2_l2(q, guest, &at, &n);
 	if (!r && at) {
 		e = qcow2_l2_get(&q->g, at, 0);
-		*ret = q2_kind(q, e, pos >> q->g.sub_bits) == QCOW2_NORMAL && (e.entry & QCOW2_COPIED);
+		if (e.entry & QCOW2_COMPRESSED)
+			*ret = !whole;
+		else if (mode == KEEP)
+			*ret = q2_kind(q, e, pos >> q->g.sub_bits) == QCOW2_NORMAL && (e.entry & QCOW2_COPIED);
 	}
 	return r;
 }
@@ -190,6 +193,7 @@ static co_fn int co_change_cluster(struct qcow2 *q, uint64_t off, uint64_t len, 
 	bool kept = false;
 	int ret = 0;
 
+	/* All within one subcluster. */
 	if (from > to)
 		return co_part(q, off, len, mode);
 	if (pos < from)
@@ -198,9 +202,9 @@ static co_fn int co_change_cluster(struct qcow2 *q, uint64_t off, uint64_t len, 
 		ret = co_part(q, guest + to, end - to, mode);
 	/* With subclusters, each may be kept or not. */
 	while (from < to && !ret) {
-		uint64_t step = mode == KEEP && q->g.ext ? sub : to - from;
+		uint64_t step = q->g.ext && (mode == KEEP || q->has_data_file) ? sub : to - from;
 
-		ret = co_is_kept(q, guest, from, mode, &kept);
+		ret = co_is_kept(q, guest, from, step == q->g.cluster_size, mode, &kept);
 		if (!ret && kept)
 			ret = co_part(q, guest + from, step, mode);
 		else if (!ret)
