@@ -21,7 +21,7 @@
 
 struct mirror {
 	struct world *w;
-	unsigned victim;
+	unsigned victim, loser;	/* it dies or hangs; it may have been given up: of two that hang the one that comes back later */
 	uint64_t n, seen;	/* it dies at its n-th I/O */
 	bool dead, rebuild, rebuilt;
 	uint64_t dead_at;	/* tick */
@@ -148,6 +148,8 @@ static co_fn void co_run_mirror(void *arg)
 	} else if (info.degraded != (m->dead && !m->rebuilt))
 		crash_fail("degraded", "a side is %s, and the log says it is %s", m->dead && !m->rebuilt ? "dead" : "well",
 			   info.degraded ? "degraded" : "well");
+	if (m->hang)
+		m->n = 0;	/* a close waits for one that hangs for good */
 	if (co_world_close(w))
 		crash_fail("close", "closing the log failed");
 	w->hook = NULL;
@@ -157,7 +159,7 @@ static co_fn void co_run_mirror(void *arg)
 /* Which devices the operator names after the crash. */
 static unsigned pick_sides(const struct mirror *m, const struct snap *s, struct rng *r)
 {
-	unsigned good = 1u << !m->victim, both = 3;
+	unsigned good = 1u << !m->loser, both = 3;
 
 	if (m->rebuilt && s->at > m->rebuilt_at) {
 		/* The new side is worth as much as the old one. */
@@ -187,6 +189,7 @@ static void run_mirror_variant(const struct scenario *sc, bool rebuild, bool han
 	m.both = rng_below(&how, 4) == 0;
 	for (unsigned side = 0; side < 2; side++)
 		m.back_ns[side] = m.both || rng_below(&how, 2) ? 1 + rng_below(&how, HANGS_LONGEST_NS) : 0;
+	m.loser = hang && m.both ? m.back_ns[1] > m.back_ns[0] : m.victim;
 	crash_run(0, sc->seed, co_run_mirror, &m);
 	for (unsigned i = 0; i < w->snaps.n; i++) {
 		struct rng r;
@@ -222,6 +225,7 @@ void adjust_mirror(struct scenario *sc, struct rng *r)
 void adjust_hang(struct scenario *sc, struct rng *r)
 {
 	sc->nsides = 2;
+	sc->work.ops = sc->work.ops / 2 + 1;
 	sc->log.side_timeout_ns = 5000000000ull;
 }
 
