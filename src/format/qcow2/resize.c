@@ -132,8 +132,9 @@ co_fn int co_q2_resize(struct disk *d, uint64_t size)
 		return ret;
 	if (size > qcow2_max_size(&q->g))
 		return -EFBIG;
+	/* QEMU would not see the rest of a sector. */
 	if (!is_aligned(size, 512))
-		return -EINVAL;
+		return -ENOTSUP;
 	if (q->h.nb_snapshots && q->h.version < 3)
 		return -ENOTSUP;
 	if (q->has_data_file && size > q->data->size) {
