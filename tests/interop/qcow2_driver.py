@@ -263,10 +263,9 @@ def loops_and_long_chains_end(rng):
 def bits_are_respected(rng):
     ok("qemu-img", "create", "-q", "-f", "qcow2", "a.qcow2", "1M")
     ok("qemu-io", "-f", "qcow2", "-c", "write -P 5 0 64k", "a.qcow2")
-    for bit, word in ((1, "corrupt"), (0, "lazy refcounts")):
-        poke("a.qcow2", 72, struct.pack(">Q", 1 << bit))
-        refused("bit %d, written" % bit, [word], "a.qcow2")
-        served("bit %d, read" % bit, "a.qcow2", "--read-only")
+    poke("a.qcow2", 72, struct.pack(">Q", 2))
+    refused("corrupt, written", ["corrupt"], "a.qcow2")
+    served("corrupt, read", "a.qcow2", "--read-only")
     poke("a.qcow2", 72, struct.pack(">Q", 1 << 9))
     refused("an unknown incompatible feature", ["feature 9"], "a.qcow2", "--read-only")
     poke("a.qcow2", 72, struct.pack(">QQQ", 0, 1 << 40, 1 << 50))
@@ -278,6 +277,20 @@ def bits_are_respected(rng):
     s.end()
     with open("a.qcow2", "rb") as f:
         check("autoclear bits are cleared by a write, others kept", struct.unpack(">QQQ", f.read()[72:96]) == (0, 1 << 40, 0))
+
+
+def lazy_refcounts_are_repaired(rng):
+    ok("qemu-img", "create", "-q", "-f", "qcow2", "-o", "lazy_refcounts=on", "a.qcow2", "1M")
+    run("qemu-io", "-f", "qcow2", "-c", "write -P 5 0 300k", "-c", "flush", "-c", "abort", "a.qcow2")
+    with open("a.qcow2", "rb") as f:
+        check("QEMU left the dirty bit", f.read()[79] & 1)
+    served("dirty, read", "a.qcow2", "--read-only")
+    s = Serve("a.qcow2")
+    p = run("qemu-io", "-f", "raw", "-c", "read -P 5 0 300k", "-c", "write -P 6 500k 100k", "-c", "flush", s.uri)
+    check("dirty, written", p.returncode == 0 and "failed" not in p.stdout, p.stdout + p.stderr)
+    s.end()
+    check("it says so", "lazy refcounts" in s.said, s.said)
+    ok("qemu-img", "check", "-q", "a.qcow2")
 
 
 def a_write_into_tables_marks_the_image_as_corrupt(rng):
@@ -324,7 +337,7 @@ def main():
         os.chdir(d)
         for test in (plain_images_of_every_kind, overlays_over_shorter_and_longer_files, compressed_clusters_are_read_and_replaced,
                      snapshots_keep_their_contents, data_files, a_kill_leaves_leaks_at_most, with_a_log_in_between,
-                     names_are_followed_only_where_they_may_lead, loops_and_long_chains_end, bits_are_respected,
+                     names_are_followed_only_where_they_may_lead, loops_and_long_chains_end, bits_are_respected, lazy_refcounts_are_repaired,
                      a_write_into_tables_marks_the_image_as_corrupt, other_programs_are_locked_out):
             if not only or test.__name__ in only:
                 began = time.time()

@@ -211,11 +211,19 @@ static co_fn void co_writes_into_one_cluster_pay_for_its_copy_once(void)
 	for (unsigned i = 1; i < 100; i++)
 		CHECK_EQ(co_disk_write(d, i * 8192, buf, 4096, 0), 0);
 	CHECK_EQ(written() - bytes, 99 * 4096);
+	CHECK_EQ(co_disk_write(d, 2 * MIB, buf, 4096, 0), 0);
+	co_sleep_ns(200000000);
+	CHECK_EQ(written() - bytes, 100 * 4096);
 	CHECK_EQ(co_disk_flush(d), 0);
-	CHECK(written() - bytes <= 2 * MIB + 65536);
+	CHECK(written() - bytes <= 4 * MIB + 65536);
 	CHECK_EQ(co_disk_read(d, 8192, buf, 8192, 0), 0);
 	CHECK_EQ(buf[4095], 3);
 	CHECK_EQ(buf[4096], 9);
+	/* Nor is a flush needed when there is time. */
+	CHECK_EQ(co_disk_write(d, 6 * MIB, buf, 4096, 0), 0);
+	bytes = written();
+	co_sleep_ns(3000000000);
+	CHECK(written() - bytes >= 2 * MIB - 4096);
 	/* A cluster that is all written is never read. */
 	bytes = written();
 	for (uint64_t off = 4 * MIB; off < 6 * MIB; off += sizeof(buf))

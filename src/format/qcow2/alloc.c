@@ -279,7 +279,7 @@ void q2_free(struct qcow2 *q, uint64_t off, uint64_t clusters)
 	if (q->nfreed == Q2_FREED_MAX) {
 		q->count.leaked += clusters;
 		if (!q->warned_leak)
-			log_warn("%s: clusters are leaked, since too many are being freed at once; \"qemu-img check -r leaks\" gets them back", q->disk.name);
+			log_warn("%s: clusters are leaked, since too many are being freed at once; \"weir image check --repair=leaks\" gets them back", q->disk.name);
 		q->warned_leak = true;
 		return;
 	}

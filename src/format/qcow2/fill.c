@@ -6,7 +6,7 @@
  * the old content around it before anybody may see it on disk. That padding is put off: the guest's data goes to its place in the
  * new cluster at once, and a fill remembers which units of it are there. More writes to the same cluster add to them; a read takes from the fill
  * what is there, and the rest from where the tables still say it is. The padding is read and written when a flush asks, when the fills
- * become too many, or never, because the guest has written it all. Then the new cluster is entered in the L2 table.
+ * become too many, when nothing new has been copied for half a second, or never, because the guest has written it all. Then the new cluster is entered in the L2 table.
  *
  *	(none) --write--> open --flush, too many, all there--> padding --> L2 entry --> (none)
  *	                    ^                                     |
@@ -34,6 +34,7 @@
 #define PAD_CHUNK (1u << 20)
 #define PAD_RESERVE 65536u
 #define FILLERS 8
+#define IDLE_NS 500000000ull
 #define MAX_FILLS 16384u
 #define MIN_FILLS 16u
 
@@ -131,6 +132,8 @@ static void set_bits(struct qcow2 *q, struct q2_fill *f, uint32_t pos, uint64_t 
 
 /* --- Life --- */
 
+static void on_idle(struct rt_timer *t);
+
 static struct q2_fill *fill_new(struct qcow2 *q, uint64_t cluster, uint64_t host, bool own, bool zeroed)
 {
 	struct q2_fill *f = list_first(&q->idle_fills, struct q2_fill, node);
@@ -148,6 +151,9 @@ static struct q2_fill *fill_new(struct qcow2 *q, uint64_t cluster, uint64_t host
 	f->next = *link;
 	*link = f - q->fill + 1;
 	q->nfills++;
+	q->fills_made++;
+	if (!q->idle_timer.heap_pos)
+		rt_timer_arm(&q->idle_timer, rt_now_ns() + IDLE_NS, on_idle);
 	return f;
 }
 
@@ -358,7 +364,7 @@ static co_fn void co_filler(void *arg)
 	struct qcow2 *q = arg;
 	struct q2_fill *f;
 
-	while (q->nfills > q->fill_cap / 2 && !q->disk.failed && (f = oldest_open(q)))
+	while ((q->nfills > q->fill_cap / 2 || q->fills_made == q->fills_seen) && !q->disk.failed && (f = oldest_open(q)))
 		if (co_fill_complete(q, f))
 			break;
 	q->fillers--;
@@ -367,10 +373,21 @@ static co_fn void co_filler(void *arg)
 
 static void start_fillers(struct qcow2 *q)
 {
-	unsigned want = q->nfills > q->fill_cap / 2 ? FILLERS : 0;
+	unsigned want = q->nfills > q->fill_cap / 2 ? FILLERS : q->nfills && q->fills_made == q->fills_seen ? 1 : 0;
 
 	while (q->fillers < want && !co_spawn("qcow2 copy-on-write", co_filler, q))
 		q->fillers++;
+}
+
+static void on_idle(struct rt_timer *t)
+{
+	struct qcow2 *q = container_of(t, struct qcow2, idle_timer);
+
+	if (!q->nfills || q->disk.failed)
+		return;
+	start_fillers(q);
+	q->fills_seen = q->fills_made;
+	rt_timer_arm(t, rt_now_ns() + IDLE_NS, on_idle);
 }
 
 /* --- Writes --- */

@@ -139,6 +139,8 @@ struct qcow2 {
 	uint32_t *fill_hash, fill_mask, fill_cap, nfills, units, unit_bits, fillers;
 	uint64_t *fill_bits;
 	struct list fills, idle_fills;
+	struct rt_timer idle_timer;
+	uint64_t fills_made, fills_seen; /* now, and when the timer looked last */
 	struct co_queue fill_room;
 	void *pad_reserve;
 	struct co_mutex pad_lock;

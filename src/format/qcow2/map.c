@@ -157,12 +157,12 @@ co_fn int co_q2_corrupt(struct qcow2 *q, const char *fmt, ...)
 	va_end(ap);
 	if (q->disk.read_only) {
 		if (!(q->h.incompat & QCOW2_INCOMPAT_CORRUPT))
-			log_error("%s: is corrupt: %s; see \"qemu-img check\"", q->disk.name, why);
+			log_error("%s: is corrupt: %s; see \"weir image check\"", q->disk.name, why);
 		q->h.incompat |= QCOW2_INCOMPAT_CORRUPT;	/* in memory: said once */
 		return -EIO;
 	}
 	if (!q->disk.failed)
-		log_error("%s: is corrupt: %s%s; repair it with \"qemu-img check -r all\"", q->disk.name, why,
+		log_error("%s: is corrupt: %s%s; repair it with \"weir image check --repair=all\"", q->disk.name, why,
 			  mark ? "; it is marked as such and no longer written to" : "");
 	disk_fail(&q->disk, -EIO, "a look at its tables");
 	if (mark) {

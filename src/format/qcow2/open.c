@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "format/qcow2/internal.h"
+#include "format/qcow2/tools.h"
 #include "util/err.h"
 #include "util/log.h"
 
@@ -65,8 +66,9 @@ static co_fn void co_q2_close(struct disk *d)
 {
 	struct qcow2 *q = q2_of(d);
 
+	rt_timer_cancel(&q->idle_timer);
 	if (co_settle(q) && !q->disk.failed)
-		log_warn("%s: could not be closed cleanly; clusters may be leaked (\"qemu-img check -r leaks\" gets them back)", d->name);
+		log_warn("%s: could not be closed cleanly; clusters may be leaked (\"weir image check --repair=leaks\" gets them back)", d->name);
 	co_wait_background(q);
 	co_disk_close(q->backing);
 	if (q->data != d->file)
@@ -160,11 +162,31 @@ static int check_bits(struct qcow2 *q, unsigned flags, struct err *err)
 	if (!(flags & DISK_OPEN_RDWR))
 		return 0;
 	if (q->h.incompat & QCOW2_INCOMPAT_CORRUPT)
-		return err_set(err, -EROFS, "%s: is marked as corrupt and can be opened read-only; repair it with \"qemu-img check -r all\"", q->disk.name);
-	if (q->h.incompat & QCOW2_INCOMPAT_DIRTY)
-		return err_set(err, -EUCLEAN, "%s: was not closed by the program that wrote to it with lazy refcounts, so its refcounts are not right; "
-			       "repair them with \"qemu-img check -r all\", or open it read-only", q->disk.name);
+		return err_set(err, -EROFS, "%s: is marked as corrupt and can be opened read-only; repair it with \"weir image check --repair=all\"", q->disk.name);
 	return 0;
+}
+
+/* An image that was not closed by a program that uses lazy refcounts: they are put right first, as QEMU does. */
+static co_fn int co_repair(struct qcow2 *q, struct disk *file, const char *name, struct err *err)
+{
+	struct qcow2_check c = { .repair = QCOW2_REPAIR_ALL };
+	struct qcow2_img img = { 0 };
+	int ret;
+
+	log_warn("%s: was not closed by the program that wrote to it with lazy refcounts; they are repaired now, which takes a while", name);
+	ret = co_qcow2_img_open(&img, file, name, 0, err);
+	if (!ret)
+		ret = co_qcow2_check(&img, &c, err);
+	qcow2_img_close(&img);
+	if (ret)
+		return ret;
+	if (c.damage > c.damage_fixed)
+		return err_set(err, -EUCLEAN, "%s: its refcounts cannot be repaired; \"weir image check\" tells what is wrong; it can be opened read-only", name);
+	qcow2_header_fini(&q->h);
+	ret = co_read_header(q, file, name, err);
+	if (!ret && (q->h.incompat & QCOW2_INCOMPAT_DIRTY))
+		ret = err_set(err, -EUCLEAN, "%s: could not be repaired; it can be opened read-only", name);
+	return ret;
 }
 
 /* A table that is in memory as a whole. What lies beyond the end of the image is damage. */
@@ -281,7 +303,7 @@ static co_fn int co_open(struct qcow2 *q, const struct qcow2_opts *o, unsigned f
 	if (ret)
 		return err_errno(err, ret, "%s: memory for its tables", q->disk.name);
 	ret = co_q2_find_frontier(q);
-	return ret ? err_set(err, ret, "%s: its refcounts cannot be read; repair it with \"qemu-img check -r all\", or open it read-only", q->disk.name) : 0;
+	return ret ? err_set(err, ret, "%s: its refcounts cannot be read; repair it with \"weir image check --repair=all\", or open it read-only", q->disk.name) : 0;
 }
 
 co_fn int co_qcow2_open(struct disk *file, const char *name, const struct qcow2_opts *o, unsigned flags, struct disk **ret, struct err *err)
@@ -302,6 +324,8 @@ co_fn int co_qcow2_open(struct disk *file, const char *name, const struct qcow2_
 	co_mutex_init(&q->table_lock);
 	co_queue_init(&q->background);
 	r = co_read_header(q, file, name, err);
+	if (!r && !q->disk.read_only && (q->h.incompat & (QCOW2_INCOMPAT_DIRTY | QCOW2_INCOMPAT_CORRUPT)) == QCOW2_INCOMPAT_DIRTY)
+		r = co_repair(q, file, name, err);
 	if (!r) {
 		q->has_data_file = q->h.incompat & QCOW2_INCOMPAT_DATA_FILE;
 		q->raw_data_file = q->has_data_file && (q->h.autoclear & QCOW2_AUTOCLEAR_DATA_FILE_RAW);
