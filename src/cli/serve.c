@@ -8,6 +8,7 @@
 #include "util/err.h"
 
 static const char *const aio_names[] = { "io_uring", "native", "threads", NULL };
+static const char *const primary_names[] = { "none", "metadata", "all", NULL };
 static const char *const cache_names[] = { "none", "writeback", "writethrough", "directsync", "unsafe", NULL };
 static const char *const logmode_names[] = { "flush", "write", NULL };
 static const char *const destage_names[] = { "merged", "ordered", NULL };
@@ -16,9 +17,10 @@ static const char *const sync_names[] = { "standard", "always", "disabled", NULL
 int cli_serve(int argc, char **argv)
 {
 	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 };
-	struct serve_config c = { 0 };
+	struct serve_config c = { .graph.cache_size = 64 << 20 };
 	struct err err = ERR_INIT;
-	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD;
+	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
+	    primarycache = CACHE_ALL;
 	uint64_t poll_us = 0, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
@@ -32,6 +34,8 @@ int cli_serve(int argc, char **argv)
 		CLI_ENUM("destage", 0, destage_names, &destage),
 		CLI_ENUM("sync", 0, sync_names, &sync),
 		CLI_SIZE("quota", 0, "SIZE", &c.graph.volume.quota, 1 << 20, INT64_MAX),
+		CLI_SIZE("cache-size", 0, "SIZE", &c.graph.cache_size, 0, INT64_MAX),
+		CLI_ENUM("primarycache", 0, primary_names, &primarycache),
 		CLI_SIZE("memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
 		CLI_DURATION("client-timeout", 0, "DURATION", &client_timeout, 0, 3600000000000ull),
 		CLI_DURATION("log-timeout", 0, "DURATION", &log_timeout, 0, 3600000000000ull),
@@ -62,6 +66,7 @@ int cli_serve(int argc, char **argv)
 	c.graph.logs = logs.v;
 	c.graph.nlogs = logs.n;
 	c.graph.sync = sync;
+	c.graph.primarycache = primarycache;
 	c.graph.log.read_only = c.graph.read_only;
 	c.client_ns = client_timeout ? client_timeout : UINT64_MAX;
 	c.graph.log.side_timeout_ns = log_timeout ? log_timeout : UINT64_MAX;

@@ -83,6 +83,7 @@ static co_fn int co_status(struct answer *a, json_t *args)
 							  "total", (json_int_t)s->drain_total));
 	json_object_set_new(r, "volumes", each_volume(s, volume_status));
 	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
+	json_object_set_new(r, "cache", s->graph.cache ? cache_status(s->graph.cache) : json_null());
 	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());
 	json_object_set_new(r, "vhost_user", s->vhost ? vhost_server_status(s->vhost) : json_null());
 	return co_answer_ok(a, r);
@@ -95,6 +96,7 @@ static co_fn int co_stats(struct answer *a, json_t *args)
 
 	rt_get_stats(a->s->rt, &st);
 	json_object_set_new(r, "volumes", each_volume(a->s, volume_stats));
+	json_object_set_new(r, "cache", a->s->graph.cache ? cache_status(a->s->graph.cache) : json_null());
 	json_object_set_new(r, "runtime", json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 		"turns", (json_int_t)st.turns, "switches", (json_int_t)st.switches, "ring_enters", (json_int_t)st.ring_enters,
 		"sqes", (json_int_t)st.sqes, "cqes", (json_int_t)st.cqes, "posts", (json_int_t)st.posts,
@@ -317,6 +319,91 @@ static co_fn int co_resize(struct answer *a, json_t *args)
 	return co_answer_ok(a, json_pack("{s:I}", "size", (json_int_t)v->disk->size));
 }
 
+/* --- Cache --- */
+
+/* A size as a number of bytes or as text. False if it is there and neither. */
+static bool get_size(const json_t *args, const char *key, uint64_t *ret)
+{
+	const json_t *v = json_object_get(args, key);
+
+	if (json_is_integer(v) && json_integer_value(v) >= 0)
+		*ret = (uint64_t)json_integer_value(v);
+	else if (json_is_string(v))
+		return size_parse(json_string_value(v), ret) == 0;
+	else
+		return !v;
+	return true;
+}
+
+static co_fn int co_cache_size(struct answer *a, json_t *args)
+{
+	struct cache *c = a->s->graph.cache;
+	struct err err = ERR_INIT;
+	uint64_t size = 0;
+
+	if (!c)
+		return co_answer_error(a, "there is no cache; it comes with --cache-size", NULL);
+	if (!get_size(args, "size", &size) || !size)
+		return co_answer_error(a, "\"size\" is a number of bytes, or text such as \"1G\"", NULL);
+	if (a->s->stop)
+		return co_answer_error(a, "the server is stopping", NULL);
+	if (co_cache_resize(c, size, &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	return co_answer_ok(a, json_pack("{s:I}", "memory", (json_int_t)cache_memory(c)));
+}
+
+/* The cache's layer of the volume that the request names, or NULL with the error answered (its result in *ret). */
+static co_fn struct disk *co_cached_volume(struct answer *a, json_t *args, int *ret)
+{
+	const char *name = json_string_value(json_object_get(args, "volume"));
+	struct graph *g = &a->s->graph;
+
+	*ret = 0;
+	for (unsigned i = 0; name && !a->s->stop && i < g->n; i++)
+		if (!strcmp(g->volumes[i]->name, name) && g->cached[i])
+			return g->cached[i];
+	if (a->s->stop)
+		*ret = co_answer_error(a, "the server is stopping", NULL);
+	else if (!g->cache)
+		*ret = co_answer_error(a, "there is no cache; it comes with --cache-size", NULL);
+	else
+		*ret = co_answer_error(a, "there is no volume '%s'", name ? name : "");
+	return NULL;
+}
+
+/* What is said is checked before anything of it is done. */
+static co_fn int co_cache_set(struct answer *a, json_t *args)
+{
+	const json_t *primary = json_object_get(args, "primarycache");
+	enum cache_mode mode = CACHE_ALL;
+	uint64_t share = 0, limit = 0;
+	struct err err = ERR_INIT;
+	struct disk *d;
+	int ret;
+
+	d = co_cached_volume(a, args, &ret);
+	if (!d)
+		return ret;
+	if (primary && (!json_is_string(primary) || cache_mode_parse(json_string_value(primary), &mode) < 0))
+		return co_answer_error(a, "\"primarycache\" is \"all\", \"metadata\" or \"none\"", NULL);
+	cache_get_limits(d, &share, &limit);
+	if (!get_size(args, "share", &share) || !get_size(args, "limit", &limit))
+		return co_answer_error(a, "\"share\" and \"limit\" are numbers of bytes, or text such as \"1G\"; 0 is none", NULL);
+	if (co_cache_set_limits(d, share, limit, &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	if (primary)
+		co_cache_set_mode(d, mode);
+	return co_answer_ok(a, NULL);
+}
+
+static co_fn int co_cache_curve(struct answer *a, json_t *args)
+{
+	int ret;
+	struct disk *d = co_cached_volume(a, args, &ret);
+
+	return d ? co_answer_ok(a, cache_curve(d)) : ret;
+}
+
 static co_fn int co_help(struct answer *a, json_t *args);
 
 static const struct command {
@@ -332,6 +419,10 @@ static const struct command {
 	{ "log-rebuild", "copy the log to a new side of its mirror; \"device\": the DISK (else the side that is out), \"force\": whatever it holds",
 	  "device force", co_log_rebuild },
 	{ "resize", "give \"volume\" the \"size\"; \"shrink\": true lets it lose its end", "volume size shrink", co_resize },
+	{ "cache-size", "give the read cache \"size\" bytes of memory", "size", co_cache_size },
+	{ "cache-set", "of \"volume\": what is cached (\"primarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
+	  "volume primarycache share limit", co_cache_set },
+	{ "cache-curve", "the share of reads that \"volume\" would miss with other sizes of cache", "volume", co_cache_curve },
 	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },
 	{ "help", "this list", "", co_help },
 };

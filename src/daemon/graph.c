@@ -133,10 +133,12 @@ static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, u
 		ret = co_disk_open(c->disks[i], c->read_only ? 0 : DISK_OPEN_RDWR, &disk, err);
 	if (ret < 0)
 		return ret;
-	if (!g->log) {
-		ret = co_wlog_check_unlogged(disk, c->volume.discard_log, err);
+	g->cached[g->n] = NULL;
+	if (g->cache) {
+		ret = co_cache_attach(g->cache, name, disk, c->primarycache, &top, err);
 		if (ret < 0)
 			goto fail;
+		disk = g->cached[g->n] = top;
 	}
 	/* An image whose newest data is in a log is never served without it. */
 	if (!g->log) {
@@ -173,6 +175,8 @@ co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct er
 		return err_set(err, -EINVAL, "at most %d log devices can be given; two mirror each other", WLOG_MAX_DEVICES);
 	if (c->nlogs)
 		ret = co_open_log(g, c, err);
+	if (!ret && c->cache_size)
+		ret = cache_create(&(struct cache_config){ .size = c->cache_size }, &g->cache, err);
 	for (unsigned i = 0; i < c->ndisks && !ret; i++)
 		ret = co_open_volume(g, c, i, err);
 	if (ret < 0)
@@ -194,6 +198,8 @@ co_fn int co_graph_close(struct graph *g)
 			log_error("the log could not be closed: %s; it is recovered when it is opened next", strerror(-ret));
 		g->log = NULL;
 	}
+	cache_destroy(g->cache);
+	g->cache = NULL;
 	return ret;
 }
 

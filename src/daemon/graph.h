@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The graph of the volumes that one process serves: images, the write log that they share, volumes.
+ * The graph of the volumes that one process serves: images, the read cache and the write log that they share, volumes.
  * The one place where layers meet.
  */
 #pragma once
@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "blk/volume.h"
+#include "cache/cache.h"
 #include "wlog/wlog.h"
 
 #define GRAPH_MAX_VOLUMES WLOG_MAX_VOLUMES
@@ -24,11 +25,15 @@ struct graph_config {
 	enum volume_sync sync;
 	struct wlog_config log;
 	struct wlog_volume_config volume;
+	uint64_t cache_size;		/* of the read cache; 0: none */
+	enum cache_mode primarycache;
 };
 
 struct graph {
 	struct wlog *log;		/* NULL without */
+	struct cache *cache;		/* NULL without */
 	struct volume *volumes[GRAPH_MAX_VOLUMES];
+	struct disk *cached[GRAPH_MAX_VOLUMES]; /* the cache's layer of each, inside its graph; NULL without */
 	unsigned n;
 };
 

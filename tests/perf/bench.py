@@ -116,7 +116,7 @@ class Bench:
                        stderr=subprocess.DEVNULL)
 
     def weir(self, *disks, log=False, extra=()):
-        argv = [self.a.weir, "serve", "--nbd", "unix:" + self.sock]
+        argv = [self.a.weir, "serve", "--nbd", "unix:" + self.sock, *([] if "--cache-size" in extra else ["--cache-size", "0"])]
         names = [f"v{i}" for i in range(len(disks))]
         for n in names:
             argv += ["--name", n]

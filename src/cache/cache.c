@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Read cache: budget and life.
+ *
+ * All of the index (policies, records, slots' owners, fills) is one mapping, made for the largest number of blocks that the budget allows and
+ * counted in full from the start; its pages cost memory when they are first used. The rest of the budget is chunks of data.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cache/internal.h"
+#include "util/err.h"
+#include "util/size.h"
+
+static const char *const mode_names[] = { "none", "metadata", "all" };
+
+const char *cache_mode_name(enum cache_mode mode)
+{
+	return mode_names[mode];
+}
+
+int cache_mode_parse(const char *name, enum cache_mode *ret)
+{
+	for (unsigned i = 0; i < ARRAY_SIZE(mode_names); i++)
+		if (!strcmp(name, mode_names[i])) {
+			*ret = i;
+			return 0;
+		}
+	return -EINVAL;
+}
+
+/* How large the index is for so many chunks. */
+struct layout {
+	uint32_t slots, records, metadata, metadata_slots;
+	size_t policy[CACHE_CLASSES], rec, mem, fills, all;
+};
+
+static uint32_t some_more(uint32_t slots)
+{
+	return slots + slots / 8 + 16;	/* an eighth may be blocks of zeroes, beyond the slots */
+}
+
+static void lay_out(const struct cache_config *o, uint32_t chunks, struct layout *l)
+{
+	l->slots = chunks * (o->chunk / o->block);
+	l->records = some_more(l->slots);
+	l->metadata_slots = max((uint32_t)((uint64_t)l->slots * o->metadata_ceiling_pct / 100), 1u);
+	l->metadata = some_more(l->metadata_slots);
+	l->policy[CACHE_DATA] = align_up(policy_bytes(l->records, l->slots), 64);
+	l->policy[CACHE_METADATA] = align_up(policy_bytes(l->metadata, l->metadata_slots), 64);
+	l->rec = align_up((uint64_t)l->records * sizeof(struct cache_record), 64);
+	l->mem = align_up(mem_bytes(chunks, o->block, o->chunk), 64);
+	l->fills = align_up(FILLS * sizeof(struct cache_fill), 64);
+	l->all = l->policy[0] + l->policy[1] + l->rec + l->mem + l->fills;
+}
+
+static uint64_t cost(const struct layout *l)
+{
+	return align_up(l->all, 4096) + sizeof(struct cache);
+}
+
+/* As many chunks as the budget has room for; 0: none. */
+static uint32_t plan(const struct cache_config *o, struct layout *l)
+{
+	uint32_t chunks = (uint32_t)min(o->size / o->chunk, (uint64_t)(REC_SLOT / 2) / (o->chunk / o->block));
+
+	for (; chunks; chunks -= max(chunks / 1024, 1u)) {
+		lay_out(o, chunks, l);
+		if (cost(l) + (uint64_t)chunks * o->chunk <= o->size)
+			break;
+	}
+	return chunks;
+}
+
+static int check_config(struct cache_config *o, struct err *err)
+{
+	o->block = o->block ? o->block : CACHE_BLOCK;
+	o->chunk = o->chunk ? o->chunk : MEM_CHUNK;
+	o->curve_samples = o->curve_samples ? o->curve_samples : 2048;
+	o->metadata_floor_pct = o->metadata_floor_pct ? o->metadata_floor_pct : 3;
+	o->metadata_ceiling_pct = o->metadata_ceiling_pct ? o->metadata_ceiling_pct : 25;
+	if (!is_pow2(o->block) || o->block < 512 || o->block > 65536)
+		return err_set(err, -EINVAL, "cache: blocks of %u bytes: a power of two from 512 to 65536 is possible", o->block);
+	if (!is_pow2(o->chunk) || o->chunk < o->block || o->metadata_ceiling_pct > 100 || o->metadata_floor_pct > o->metadata_ceiling_pct)
+		return err_set(err, -EINVAL, "cache: metadata has a floor of %u %% and a ceiling of %u %%: they contradict each other",
+			       o->metadata_floor_pct, o->metadata_ceiling_pct);
+	return 0;
+}
+
+void cache_recompute(struct cache *c)
+{
+	uint64_t taken = c->fixed + c->curves;
+	uint32_t all, keep;
+
+	c->mem.allowed = c->budget > taken ? (uint32_t)min((c->budget - taken) / c->config.chunk, (uint64_t)c->mem.chunks) : 0;
+	all = c->mem.allowed * c->mem.per_chunk;
+	c->floor = (uint32_t)((uint64_t)all * c->config.metadata_floor_pct / 100);
+	c->ceiling = max((uint32_t)((uint64_t)all * c->config.metadata_ceiling_pct / 100), 1u);
+	keep = max(c->floor, c->slots[CACHE_METADATA]);
+	policy_set_capacity(&c->policy[CACHE_DATA], min((all > keep ? all - keep : 1) + c->zeros[CACHE_DATA], c->policy[CACHE_DATA].max));
+	policy_set_capacity(&c->policy[CACHE_METADATA], min(c->ceiling + c->zeros[CACHE_METADATA], c->policy[CACHE_METADATA].max));
+}
+
+static int make_index(struct cache *c, const struct layout *l, uint32_t chunks)
+{
+	const struct policy_ops *ops = c->config.s3fifo ? &s3fifo_ops : &arc_ops;
+	char *at;
+
+	c->index_bytes = align_up(l->all, 4096);
+	c->index = mmap(NULL, c->index_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (c->index == MAP_FAILED) {
+		c->index = NULL;
+		return -ENOMEM;
+	}
+	at = c->index;
+	policy_init(&c->policy[CACHE_DATA], ops, at, l->records, l->slots, l->slots);
+	at += l->policy[CACHE_DATA];
+	policy_init(&c->policy[CACHE_METADATA], ops, at, l->metadata, l->metadata_slots, l->metadata_slots);
+	at += l->policy[CACHE_METADATA];
+	c->rec = (struct cache_record *)at;
+	c->rec_max = l->records;
+	c->rec_free = REC_NONE;
+	at += l->rec;
+	c->fill = (struct cache_fill *)at;
+	at += l->fills;
+	for (unsigned i = 0; i < FILLS; i++)
+		c->fill[i].at = i + 1;
+	return mem_init(&c->mem, at, chunks, c->block, c->config.chunk);
+}
+
+int cache_create(const struct cache_config *config, struct cache **ret, struct err *err)
+{
+	struct cache_config o = *config;
+	struct layout l = { 0 };
+	char size[16], least[16];
+	struct cache *c;
+	uint32_t chunks;
+	int r = check_config(&o, err);
+
+	if (r < 0)
+		return r;
+	chunks = plan(&o, &l);
+	if (!chunks)
+		return err_set(err, -EINVAL, "a cache of %s is too small to be of use: give at least %s, or 0 for none",
+			       size_format(o.size, size), size_format(2ull * o.chunk, least));
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return err_errno(err, -ENOMEM, "cache");
+	c->config = o;
+	c->budget = o.size;
+	c->fixed = cost(&l);
+	c->block = o.block;
+	c->shift = (uint32_t)__builtin_ctz(o.block);
+	co_mutex_init(&c->shrink_lock);
+	r = make_index(c, &l, chunks);
+	if (r < 0) {
+		cache_destroy(c);
+		return err_errno(err, r, "cache: no address space for %s", size_format(o.size, size));
+	}
+	cache_recompute(c);
+	*ret = c;
+	return 0;
+}
+
+void cache_destroy(struct cache *c)
+{
+	if (!c)
+		return;
+	for (unsigned i = 0; i < CACHE_MAX_VOLUMES; i++)
+		assert(!c->vol[i]);
+	mem_fini(&c->mem);
+	if (c->index)
+		munmap(c->index, c->index_bytes);
+	free(c);
+}
+
+uint64_t cache_memory(const struct cache *c)
+{
+	return c->fixed + c->curves + (uint64_t)c->mem.mapped * c->config.chunk;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The read cache: one in a process, shared by its volumes, within one memory budget.
+ *
+ * Each volume has a layer of it, a disk over the image that serves reads from memory and reads what is missing from below in whole blocks. Writes go to the
+ * image and, once they have succeeded, into the blocks that are cached; nothing dirty is ever held here. So a flush is the image's, and to lose the
+ * cache loses nothing. Writes bring nothing in: where a write log lies above, what is dirty there is not cached a second time, and a block
+ * that was cached before it was written is brought up to date by the destage.
+ *
+ * Reads with DISK_METADATA are of class metadata (a format's own tables); all others are data. Background reads are not cached.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "blk/disk.h"
+
+struct cache;
+struct err;
+
+#define CACHE_MAX_VOLUMES 128
+#define CACHE_BLOCK 4096u
+
+enum cache_mode { CACHE_NONE, CACHE_ONLY_METADATA, CACHE_ALL };
+enum cache_class { CACHE_DATA, CACHE_METADATA, CACHE_CLASSES };
+
+struct cache_config {
+	uint64_t size;		/* bytes of memory, all included */
+	uint32_t block;		/* 0: CACHE_BLOCK; a power of two, 512..65536 */
+	uint32_t chunk;		/* unit in which memory is taken and given back; 0: 2 MiB */
+	bool s3fifo;		/* instead of ARC */
+	bool no_read_ahead;
+	unsigned curve_samples;	/* of each volume's miss-ratio curve; 0: 2048 */
+	unsigned metadata_floor_pct, metadata_ceiling_pct; /* 0: 3 and 25 */
+};
+
+/* -EINVAL if the size is too small to be of use. */
+int cache_create(const struct cache_config *config, struct cache **ret, struct err *err);
+void cache_destroy(struct cache *c);	/* NULL is fine; no layer may be left */
+
+/* A layer over `file`, which it takes over on success. The name is for figures. */
+co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err);
+
+/* What is cached of the disk (a layer) from now on; what no longer may be is freed before it returns. */
+co_fn void co_cache_set_mode(struct disk *d, enum cache_mode mode);
+/*
+ * `share`: bytes that others cannot take from the volume once it has them. `limit`: bytes that it has at most; 0: no limit. -EINVAL if all shares together are
+ * more than three quarters of the cache, or the share is above the limit.
+ */
+co_fn int co_cache_set_limits(struct disk *d, uint64_t share, uint64_t limit, struct err *err);
+void cache_get_limits(struct disk *d, uint64_t *ret_share, uint64_t *ret_limit);
+/* A new budget, at most the one it was created with. Evicts and gives memory back before it returns. */
+co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err);
+
+/* Bytes of memory that the cache takes now, all included; never above its budget but while co_cache_resize() is making it smaller. */
+uint64_t cache_memory(const struct cache *c);
+/* json_t objects, new references. */
+void *cache_status(struct cache *c);
+void *cache_curve(struct disk *d);
+
+const char *cache_mode_name(enum cache_mode mode);
+/* -EINVAL if it is none. */
+int cache_mode_parse(const char *name, enum cache_mode *ret);

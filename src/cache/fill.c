@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Read cache: reads in flight from below, shared by all who wait for their blocks.
+ *
+ *	fill_start ──▶ flying ──co_fill_run──▶ done ──last fill_put──▶ blocks resident, or slots free
+ *	                 ▲ join                 ▲ join
+ *
+ * Who finds its block in a fill takes a use of it, waits until it is done, copies, and gives the use back. A fill that failed tells all of them.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "cache/internal.h"
+
+struct cache_fill *fill_find(struct cache_volume *v, uint64_t block)
+{
+	struct cache *c = v->c;
+	uint64_t key = cache_key(v, block);
+
+	for (unsigned i = 0; i < c->n_flying; i++) {
+		const struct cache_flying *x = &c->flying[i];
+
+		if (key - x->first < x->n && !(c->fill[x->fill].state[key - x->first] & FILL_DOOMED))
+			return &c->fill[x->fill];
+	}
+	return NULL;
+}
+
+static struct cache_fill *fill_alloc(struct cache *c)
+{
+	uint32_t i = c->fill_free;
+
+	if (i >= FILLS || c->n_flying >= FILLS)
+		return NULL;
+	c->fill_free = c->fill[i].at;
+	return &c->fill[i];
+}
+
+static void fill_free(struct cache *c, struct cache_fill *f)
+{
+	unsigned at = f->at;
+
+	c->flying[at] = c->flying[--c->n_flying];
+	c->fill[c->flying[at].fill].at = at;
+	f->at = c->fill_free;
+	c->fill_free = (uint32_t)(f - c->fill);
+}
+
+static bool is_missing(struct cache_volume *v, uint64_t block)
+{
+	return record_find(v->c, cache_key(v, block)) == REC_NONE && !fill_find(v, block);
+}
+
+struct cache_fill *fill_start(struct cache_volume *v, enum cache_class class, uint64_t first, uint64_t max, bool access)
+{
+	struct cache *c = v->c;
+	struct cache_fill *f = fill_alloc(c);
+
+	if (!f)
+		return NULL;
+	f->n = 0;
+	max = min(max, (uint64_t)FILL_MAX);
+	while (f->n < max && (!f->n || is_missing(v, first + f->n))) {
+		enum policy_ghost ghost = access ? policy_miss(&c->policy[class], cache_key(v, first + f->n)) : POLICY_UNKNOWN;
+		uint32_t slot = slot_get(v, class, ghost);
+
+		v->count[class].ghost_hits += ghost != POLICY_UNKNOWN;
+		if (slot == MEM_NONE)
+			break;
+		f->slot[f->n] = slot;
+		f->state[f->n] = (uint8_t)(ghost | (change_in_flight(v, first + f->n) ? FILL_DOOMED : 0));
+		f->n++;
+	}
+	if (!f->n) {
+		f->at = c->fill_free;
+		c->fill_free = (uint32_t)(f - c->fill);
+		return NULL;
+	}
+	f->v = v;
+	f->first = first;
+	f->class = class;
+	f->users = 1;
+	f->done = false;
+	f->ahead = !access;
+	f->error = 0;
+	co_queue_init(&f->q);
+	f->at = c->n_flying;
+	c->flying[c->n_flying++] = (struct cache_flying){ cache_key(v, first), f->n, (uint32_t)(f - c->fill) };
+	v->fills++;
+	return f;
+}
+
+static void fill_done(struct cache_fill *f, int error)
+{
+	f->error = error;
+	f->done = true;
+	co_queue_wake_all(&f->q);
+}
+
+static co_fn int co_fill_read(struct cache_fill *f, unsigned flags)
+{
+	struct cache_volume *v = f->v;
+	struct cache *c = v->c;
+	struct iovec iov[FILL_MAX];
+	uint64_t off = f->first << c->shift, left = v->disk.size - off;
+	int n = 0;
+
+	for (uint32_t i = 0; i < f->n; i++) {
+		char *p = mem_addr(&c->mem, f->slot[i]);
+		uint64_t len = min(left, (uint64_t)c->block);
+
+		/* Beyond the end of the disk there is nothing to read. */
+		if (len < c->block)
+			memset(p + len, 0, c->block - len);
+		left -= len;
+		if (n && (char *)iov[n - 1].iov_base + iov[n - 1].iov_len == p)
+			iov[n - 1].iov_len += len;
+		else
+			iov[n++] = (struct iovec){ p, len };
+	}
+	return co_disk_readv(v->disk.file, off, iov, n, flags);
+}
+
+co_fn void co_fill_run(struct cache_fill *f, unsigned flags)
+{
+	fill_done(f, co_fill_read(f, flags));
+}
+
+void fill_abort(struct cache_fill *f)
+{
+	fill_done(f, -ECANCELED);
+	fill_put(f);
+}
+
+/* One block of a fill that nobody uses any more. */
+static void settle(struct cache_fill *f, uint32_t i)
+{
+	struct cache_volume *v = f->v;
+	struct cache *c = v->c;
+	uint64_t block = f->first + i;
+	unsigned state = f->state[i];
+	uint32_t slot = f->slot[i];
+	bool used = !f->ahead || (state & FILL_AGAIN);
+
+	if (f->ahead && used)
+		ahead_used(v);
+	if (f->error || (state & FILL_DOOMED) || v->closing || !cache_allows(v, f->class) || (v->limit && v->slots > v->limit) ||
+	    record_find(c, cache_key(v, block)) != REC_NONE) {
+		slot_put(v, f->class, slot);
+		return;
+	}
+	if (bytes_are_zero(mem_addr(&c->mem, slot), c->block)) {
+		slot_put(v, f->class, slot);
+		slot = REC_ZERO;
+	}
+	if (!record_add(v, f->class, block, state & FILL_GHOST, slot, used ? 0 : REC_AHEAD)) {
+		if (slot != REC_ZERO)
+			slot_put(v, f->class, slot);
+		return;
+	}
+	if (!f->ahead && (state & FILL_AGAIN))
+		record_hit(c, record_find(c, cache_key(v, block)), false);
+}
+
+void fill_put(struct cache_fill *f)
+{
+	struct cache_volume *v = f->v;
+
+	if (--f->users)
+		return;
+	fill_free(v->c, f);
+	for (uint32_t i = 0; i < f->n; i++)
+		settle(f, i);
+	if (!--v->fills)
+		co_queue_wake_all(&v->idle);
+}

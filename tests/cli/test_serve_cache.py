@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The read cache of `weir serve`: its figures agree with what was read, and the control socket changes it at run time.
+
+usage: test_serve_cache.py WEIR
+"""
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+WEIR = sys.argv[1]
+MIB = 1 << 20
+
+
+def check(cond, what):
+    if not cond:
+        print("FAILED:", what)
+        sys.exit(1)
+
+
+class Serve:
+    def __init__(self, *args):
+        self.dir = tempfile.mkdtemp(prefix="weir-cache-")
+        self.nbd, self.control, self.image = (os.path.join(self.dir, n) for n in ("nbd", "control", "a.raw"))
+        with open(self.image, "wb") as f:
+            f.write(os.urandom(8 * MIB) + bytes(8 * MIB))
+        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args, self.image],
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        line = self.p.stderr.readline()
+        while line and "ready" not in line:
+            line = self.p.stderr.readline()
+        check(line, "the server starts")
+
+    def read_all(self):
+        """What a client reads of the volume, from beginning to end."""
+        out = os.path.join(self.dir, "out")
+        subprocess.run(["nbdcopy", "--connections=1", "--requests=1", "--request-size=65536", "--no-extents",
+                        f"nbd+unix:///a.raw?socket={self.nbd}", out], check=True)
+        with open(out, "rb") as f, open(self.image, "rb") as g:
+            check(f.read() == g.read(), "the client reads what the image holds")
+
+    def ask(self, command, **args):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(self.control)
+            s.settimeout(30)
+            s.sendall(json.dumps({"command": command, **args}).encode() + b"\n")
+            return json.loads(s.makefile().readline())
+
+    def stats(self):
+        return self.ask("stats")["result"]["cache"]
+
+    def end(self):
+        self.p.send_signal(signal.SIGTERM)
+        check(self.p.wait(20) == 0, "it ends well")
+        self.p.stderr.close()
+        shutil.rmtree(self.dir)
+
+
+def figures_and_settings():
+    s = Serve("--cache-size", "20M")
+    s.read_all()
+    first = s.stats()
+    v = first["volumes"]["a.raw"]
+    blocks = 16 * MIB // 4096
+    check(v["data"]["reads"] >= blocks, "each block that was read is counted")
+    check(v["data"]["hits"] + v["data"]["joined"] + v["data"]["misses"] == v["data"]["reads"], "a read is a hit, joined or a miss")
+    check(first["memory"] <= 20 * MIB and first["size"] == 20 * MIB, "the budget is kept")
+    check(v["bytes"] == 8 * MIB, f"the half that is zeroes takes no memory: {v['bytes']}")
+    s.read_all()
+    second = s.stats()["volumes"]["a.raw"]["data"]
+    check(second["misses"] == v["data"]["misses"], "the second time nothing is missing")
+    check(second["hits"] - v["data"]["hits"] >= blocks, "and all of it hits")
+
+    curve = s.ask("cache-curve", volume="a.raw")["result"]
+    check(curve["points"][-1][1] < 0.6 and curve["points"][0][1] > 0.9, f"half of the reads would hit if all of it fitted: {curve}")
+
+    r = s.ask("cache-size", size="10M")
+    check(r["ok"] and r["result"]["memory"] <= 10 * MIB, f"it gets smaller: {r}")
+    s.read_all()
+    check(s.stats()["memory"] <= 10 * MIB, "and stays so")
+    check("most it can have" in s.ask("cache-size", size="21M")["error"], "it does not grow beyond its start")
+    check(not s.ask("cache-size", size=0)["ok"] and not s.ask("cache-size", size="x")["ok"], "no size, no change")
+
+    r = s.ask("cache-set", volume="a.raw", primarycache="none")
+    check(r["ok"] and s.stats()["volumes"]["a.raw"]["bytes"] == 0, f"none frees at once: {r}")
+    before = s.stats()["volumes"]["a.raw"]["data"]
+    s.read_all()
+    check(s.stats()["volumes"]["a.raw"]["data"] == before, "and caches nothing")
+    check(s.ask("cache-set", volume="a.raw", primarycache="all", limit="1M")["ok"], "all again, with a limit")
+    s.read_all()
+    check(0 < s.stats()["volumes"]["a.raw"]["bytes"] <= MIB, "the limit is kept")
+    for args in ({"volume": "b"}, {"volume": "a.raw", "primarycache": "some"}, {"volume": "a.raw", "limit": "x"},
+                 {"volume": "a.raw", "share": "100G"}, {}):
+        check(not s.ask("cache-set", **args)["ok"], f"{args} is refused")
+    s.end()
+
+
+def without():
+    s = Serve("--cache-size", "0")
+    s.read_all()
+    check(s.stats() is None, "no cache, no figures")
+    check("--cache-size" in s.ask("cache-size", size="1M")["error"], "the answer says where a cache comes from")
+    s.end()
+    p = subprocess.run([WEIR, "serve", "--nbd", "unix:/tmp/none", "--cache-size", "100K", "null:1M"], capture_output=True, text=True, check=False)
+    check(p.returncode == 1 and "too small" in p.stderr and p.stderr.count("\n") == 1, p.stderr)
+
+
+if not shutil.which("nbdcopy"):
+    print("nbdcopy is missing (Debian: libnbd-bin)")
+    sys.exit(77)
+figures_and_settings()
+without()

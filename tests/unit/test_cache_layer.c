@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: MIT */
+/* The read cache as a disk: the contract, and what it promises beyond. */
+#include "backend/fault.h"
+#include "blk/spec.h"
+#include "cache/internal.h"
+#include "lib/disk_conformance.h"
+#include "rt/buf.h"
+#include "test_rt.h"
+
+#define KIB 1024u
+#define BLOCK CACHE_BLOCK
+
+static uint64_t seed;
+
+/* A cache with room for `blocks` of data, in chunks of 16 KiB. */
+static struct cache *make_cache(uint32_t blocks, struct cache_config o)
+{
+	struct cache *c = NULL;
+	struct err err = ERR_INIT;
+
+	o.chunk = 16 * KIB;
+	o.curve_samples = o.curve_samples ? o.curve_samples : 16;
+	for (o.size = (uint64_t)blocks * BLOCK; !c || c->mem.allowed * c->mem.per_chunk < blocks; o.size += 4096) {
+		cache_destroy(c);
+		c = NULL;
+		cache_create(&o, &c, &err);
+		err_clear(&err);
+	}
+	return c;
+}
+
+static co_fn struct disk *co_open(const char *text)
+{
+	struct err err = ERR_INIT;
+	struct disk *d;
+
+	if (co_disk_open(text, DISK_OPEN_RDWR, &d, &err))
+		test_fail("%s", err.msg);
+	return d;
+}
+
+static co_fn struct disk *co_cached(struct cache *c, const char *text)
+{
+	struct err err = ERR_INIT;
+	struct disk *top;
+
+	CHECK_EQ(co_cache_attach(c, text, co_open(text), CACHE_ALL, &top, &err), 0);
+	return top;
+}
+
+static uint64_t ops_below(struct disk *d)
+{
+	return d->file->count.ops[DISK_OP_READ];
+}
+
+/* --- The contract --- */
+
+static co_fn void co_conform_one(void *arg)
+{
+	struct cache *c = make_cache(40, (struct cache_config){ .block = BLOCK });
+	struct disk *d = co_cached(c, arg);
+
+	co_disk_conform(d, CONFORM_SLOW, seed);
+	co_disk_close(d);
+	CHECK_EQ(c->mem.used, 0);
+	cache_destroy(c);
+}
+
+static void the_layer_keeps_the_disk_contract(void)
+{
+	static const char *const disks[] = {
+		"mem:2097155,align=512", "mem:3000001,align=4096", "delay:read=1ms,write=2ms,jitter=5ms:mem:1200001",
+	};
+
+	for (unsigned i = 0; i < ARRAY_SIZE(disks); i++)
+		on_sim(seed + i, co_conform_one, (void *)disks[i]);
+}
+
+/* --- Reads --- */
+
+struct reader {
+	struct disk *d;
+	uint64_t off;
+	char buf[3 * BLOCK];
+	int ret;
+};
+
+static co_fn int co_read_one(void *arg)
+{
+	struct reader *r = arg;
+
+	return r->ret = co_disk_read(r->d, r->off, r->buf, sizeof(r->buf), 0);
+}
+
+static co_fn void co_shared(void *arg)
+{
+	struct cache *c = make_cache(40, (struct cache_config){ .no_read_ahead = true });
+	struct disk *d = co_cached(c, "delay:read=5ms:mem:1M");
+	static struct reader readers[20];
+	struct co_group g;
+
+	memset(readers, 1, sizeof(readers));
+	memset(readers[0].buf, 7, sizeof(readers[0].buf));
+	CHECK_EQ(co_disk_write(d, 8 * BLOCK, readers[0].buf, sizeof(readers[0].buf), 0), 0);
+	co_group_init(&g);
+	for (unsigned i = 0; i < ARRAY_SIZE(readers); i++) {
+		readers[i].d = d;
+		readers[i].off = 8 * BLOCK;
+		memset(readers[i].buf, 0, sizeof(readers[i].buf));
+		co_group_start(&g, "reader", co_read_one, &readers[i]);
+	}
+	CHECK_EQ(co_group_wait(&g), 0);
+	for (unsigned i = 0; i < ARRAY_SIZE(readers); i++)
+		CHECK(readers[i].buf[0] == 7 && !memcmp(readers[i].buf, readers[i].buf + 1, sizeof(readers[i].buf) - 1));
+	CHECK_EQ(ops_below(d), 1);
+	/* And from now on it costs none. */
+	CHECK_EQ(co_disk_read(d, 9 * BLOCK + 17, readers[0].buf, 1000, 0), 0);
+	CHECK_EQ(ops_below(d), 1);
+	/* Partly: only what is missing is read. */
+	uint64_t bytes = d->file->count.bytes[DISK_OP_READ];
+	CHECK_EQ(co_disk_read(d, 10 * BLOCK, readers[0].buf, 2 * BLOCK, 0), 0);
+	CHECK_EQ(d->file->count.bytes[DISK_OP_READ], bytes + BLOCK);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void a_block_in_flight_is_read_once_for_all_who_wait(void)
+{
+	on_sim(seed, co_shared, NULL);
+}
+
+static co_fn void co_failed(void *arg)
+{
+	struct cache *c = make_cache(40, (struct cache_config){ .no_read_ahead = true });
+	struct disk *d = co_cached(c, "fault:op=read,nth=1:delay:read=5ms:mem:1M");
+	static struct reader readers[5];
+	struct co_group g;
+
+	co_group_init(&g);
+	for (unsigned i = 0; i < ARRAY_SIZE(readers); i++) {
+		readers[i] = (struct reader){ .d = d };
+		co_group_start(&g, "reader", co_read_one, &readers[i]);
+	}
+	CHECK_EQ(co_group_wait(&g), -EIO);
+	/* It is not remembered, and holds nothing. */
+	CHECK_EQ(c->mem.used, 0);
+	CHECK_EQ(co_read_one(&readers[0]), 0);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void a_read_that_fails_is_reported_and_not_remembered(void)
+{
+	on_sim(seed, co_failed, NULL);
+}
+
+static co_fn void co_zeroes(void *arg)
+{
+	struct cache *c = make_cache(40, (struct cache_config){ .no_read_ahead = true });
+	struct disk *d = co_cached(c, "mem:1M");
+	static char buf[30 * BLOCK];
+
+	for (unsigned i = 0; i < 4; i++)
+		CHECK_EQ(co_disk_read(d, 0, buf, sizeof(buf), 0), 0);
+	CHECK_EQ(volume_of(d)->records[CACHE_DATA], 30);
+	CHECK_EQ(volume_of(d)->slots, 0);
+	CHECK_EQ(ops_below(d), 1);
+	/* Written to, they are no zeroes any more. */
+	memset(buf, 3, 5000);
+	CHECK_EQ(co_disk_write(d, 100, buf, 5000, 0), 0);
+	CHECK_EQ(co_disk_read(d, 0, buf, sizeof(buf), 0), 0);
+	CHECK(buf[99] == 0 && buf[100] == 3 && buf[5099] == 3 && buf[5100] == 0);
+	CHECK_EQ(volume_of(d)->slots, 2);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void blocks_of_zeroes_take_no_data_memory(void)
+{
+	on_sim(seed, co_zeroes, NULL);
+}
+
+/* --- Read-ahead --- */
+
+static co_fn void co_fill(struct disk *d, uint64_t bytes)
+{
+	static char buf[64 * KIB];
+
+	memset(buf, 9, sizeof(buf));
+	for (uint64_t off = 0; off < bytes; off += sizeof(buf))
+		CHECK_EQ(co_disk_write(d, off, buf, min((uint64_t)sizeof(buf), bytes - off), 0), 0);
+}
+
+static co_fn void co_sequential(void *arg)
+{
+	struct cache *c = make_cache(1024, (struct cache_config){ .block = BLOCK });
+	struct disk *d = co_cached(c, "delay:read=2ms:mem:4M");
+	static char buf[BLOCK];
+	uint64_t start, end;
+
+	co_fill(d, 4 << 20);
+	start = rt_now_ns();
+	for (uint64_t off = 0; off < 3 << 20; off += BLOCK) {
+		CHECK_EQ(co_disk_read(d, off, buf, BLOCK, 0), 0);
+		CHECK_EQ(buf[5], 9);
+		co_sleep_ns(100000);
+	}
+	end = rt_now_ns();
+	/* 768 reads of 2 ms each, without. */
+	printf("  3 MiB in 4 KiB: %u reads below, %u ms\n", (unsigned)ops_below(d), (unsigned)((end - start) / 1000000));
+	CHECK(ops_below(d) < 100);
+	CHECK(end - start < 768 * 2000000ull / 4);
+	CHECK_EQ(volume_of(d)->ahead_wasted, 0);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void sequential_reads_are_read_ahead(void)
+{
+	on_sim(seed, co_sequential, NULL);
+}
+
+static co_fn void co_not_sequential(void *arg)
+{
+	struct cache *c = make_cache(128, (struct cache_config){ .block = BLOCK });
+	struct disk *d = co_cached(c, "mem:64M");
+	static char buf[BLOCK];
+	uint64_t ahead, off;
+	struct rng r;
+
+	/* Not all zeroes: those would not be evicted. */
+	co_fill(d, 64 << 20);
+	rng_seed(&r, seed);
+	/* Three in a row, and then elsewhere: what is read ahead is never used. */
+	for (unsigned i = 0; i < 2000; i++) {
+		off = rng_below(&r, 16000) * BLOCK;
+		for (unsigned k = 0; k < 3; k++)
+			CHECK_EQ(co_disk_read(d, off + k * BLOCK, buf, BLOCK, 0), 0);
+		co_yield();
+	}
+	ahead = volume_of(d)->ahead_read;
+	printf("  2000 runs of three: %u blocks read ahead in vain\n", (unsigned)ahead);
+	CHECK(ahead < 2000);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void read_ahead_that_does_not_pay_stops(void)
+{
+	on_sim(seed, co_not_sequential, NULL);
+}
+
+/* --- Memory --- */
+
+static co_fn void co_bounds(void *arg)
+{
+	struct cache *c = make_cache(64, (struct cache_config){ .no_read_ahead = true });
+	struct disk *a = co_cached(c, "mem:4M"), *b = co_cached(c, "mem:8M");
+	struct err err = ERR_INIT;
+	static char buf[BLOCK];
+
+	co_fill(a, 4 << 20);
+	co_fill(b, 8 << 20);
+	CHECK_EQ(co_cache_set_limits(a, 16 * BLOCK, 0, &err), 0);
+	for (unsigned i = 0; i < 20; i++)
+		CHECK_EQ(co_disk_read(a, i * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(volume_of(a)->slots, 20);
+	for (unsigned i = 0; i < 1000; i++) {
+		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
+		CHECK(cache_memory(c) <= c->budget);
+	}
+	/* The other one takes what is above the share, and no more. */
+	CHECK_EQ(volume_of(a)->slots, 16);
+	CHECK_EQ(co_cache_set_limits(b, 0, 8 * BLOCK, &err), 0);
+	CHECK_EQ(volume_of(b)->slots, 8);
+	for (unsigned i = 0; i < 100; i++)
+		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(volume_of(b)->slots, 8);
+	CHECK_EQ(co_cache_set_limits(b, 9 * BLOCK, 8 * BLOCK, &err), -EINVAL);
+	err_clear(&err);
+	CHECK_EQ(co_cache_set_limits(b, 60 * BLOCK, 0, &err), -EINVAL);
+	co_disk_close(a);
+	co_disk_close(b);
+	cache_destroy(c);
+}
+
+static void a_share_is_kept_and_a_limit_is_one(void)
+{
+	on_sim(seed, co_bounds, NULL);
+}
+
+static co_fn void co_classes(void *arg)
+{
+	struct cache *c = make_cache(80, (struct cache_config){ .no_read_ahead = true, .metadata_floor_pct = 10, .metadata_ceiling_pct = 20 });
+	struct disk *d = co_cached(c, "mem:8M");
+	static char buf[BLOCK];
+	uint64_t below;
+
+	co_fill(d, 8 << 20);
+	for (unsigned i = 0; i < 40; i++)
+		CHECK_EQ(co_disk_read(d, i * BLOCK, buf, BLOCK, DISK_METADATA), 0);
+	CHECK_EQ(volume_of(d)->records[CACHE_METADATA], c->ceiling);
+	for (unsigned i = 100; i < 1100; i++)
+		CHECK_EQ(co_disk_read(d, i * BLOCK, buf, BLOCK, 0), 0);
+	/* Data does not push metadata out, whoever comes last. */
+	CHECK(volume_of(d)->records[CACHE_METADATA] >= c->floor);
+	co_cache_set_mode(d, CACHE_ONLY_METADATA);
+	CHECK_EQ(volume_of(d)->records[CACHE_DATA], 0);
+	CHECK_EQ(volume_of(d)->slots, volume_of(d)->records[CACHE_METADATA]);
+	CHECK_EQ(co_disk_read(d, 500 * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(volume_of(d)->records[CACHE_DATA], 0);
+	co_cache_set_mode(d, CACHE_NONE);
+	CHECK_EQ(c->mem.used, 0);
+	CHECK(cache_memory(c) <= c->fixed + c->curves + c->config.chunk);
+	below = ops_below(d);
+	CHECK_EQ(co_disk_read(d, 39 * BLOCK, buf, BLOCK, DISK_METADATA), 0);
+	CHECK_EQ(ops_below(d), below + 1);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once(void)
+{
+	on_sim(seed, co_classes, NULL);
+}
+
+static co_fn void co_small(void *arg)
+{
+	struct cache_config o = { .size = 256 << 20, .no_read_ahead = true };
+	struct err err = ERR_INIT;
+	struct cache *c;
+	static char buf[128 * KIB];
+	uint64_t start, hits;
+	struct disk *d;
+
+	CHECK_EQ(cache_create(&o, &c, &err), 0);
+	CHECK(c->fixed < o.size / 25);
+	d = co_cached(c, "mem:300M");
+	memset(buf, 1, sizeof(buf));
+	for (uint64_t off = 0; off < 300 << 20; off += sizeof(buf))
+		CHECK_EQ(co_disk_write(d, off, buf, sizeof(buf), 0), 0);
+	for (uint64_t off = 0; off < 300 << 20; off += sizeof(buf)) {
+		CHECK_EQ(co_disk_read(d, off, buf, sizeof(buf), 0), 0);
+		CHECK(cache_memory(c) <= o.size);
+	}
+	/* All but the floor of the metadata. */
+	CHECK(cache_memory(c) > o.size / 100 * 94);
+	start = rt_now_exact_ns();
+	CHECK_EQ(co_cache_resize(c, 64 << 20, &err), 0);
+	printf("  256 to 64 MiB in %u us\n", (unsigned)((rt_now_exact_ns() - start) / 1000));
+	CHECK(cache_memory(c) <= 64 << 20);
+	/* What was moved is still right. */
+	hits = volume_of(d)->count[0].hits;
+	for (uint64_t off = 300 << 20; off > 0; off -= sizeof(buf)) {
+		CHECK_EQ(co_disk_read(d, off - sizeof(buf), buf, sizeof(buf), 0), 0);
+		CHECK(buf[0] == 1 && !memcmp(buf, buf + 1, sizeof(buf) - 1));
+	}
+	CHECK(volume_of(d)->count[0].hits > hits);
+	CHECK_EQ(co_cache_resize(c, 257 << 20, &err), -EINVAL);
+	err_clear(&err);
+	CHECK_EQ(co_cache_resize(c, 1 << 20, &err), -EINVAL);
+	err_clear(&err);
+	CHECK_EQ(co_cache_resize(c, 256 << 20, &err), 0);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void the_budget_is_kept_and_made_smaller_when_told(void)
+{
+	struct rt *rt = make_rt(NULL);
+
+	CHECK_EQ(rt_run(rt, co_small, NULL), 0);
+	rt_destroy(rt);
+}
+
+int main(void)
+{
+	seed = test_seed();
+	backends_register();
+	RUN(the_layer_keeps_the_disk_contract);
+	RUN(a_block_in_flight_is_read_once_for_all_who_wait);
+	RUN(a_read_that_fails_is_reported_and_not_remembered);
+	RUN(blocks_of_zeroes_take_no_data_memory);
+	RUN(sequential_reads_are_read_ahead);
+	RUN(read_ahead_that_does_not_pay_stops);
+	RUN(a_share_is_kept_and_a_limit_is_one);
+	RUN(classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once);
+	RUN(the_budget_is_kept_and_made_smaller_when_told);
+	return 0;
+}
