@@ -138,6 +138,8 @@ static co_fn void co_run_mirror(void *arg)
 	co_work(w, w->sc->work.ops, w->sc->seed, 0);
 	if (m->rebuild && m->dead)
 		co_rebuild(m);
+	if (m->dead)
+		co_sleep_ns(1000000000);	/* the write that finds it dead may be under way on the other side */
 	wlog_get_info(w->log, &info);
 	if (m->hang && m->dead) {
 		co_work(w, w->sc->work.ops, w->sc->seed + 1, 0);
