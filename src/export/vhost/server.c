@@ -165,6 +165,21 @@ co_fn int co_vhost_server_add(struct vhost_server *s, const struct vhost_device_
 	return 0;
 }
 
+co_fn int co_vhost_server_serve(struct vhost_server *s, const struct vhost_device_config *config, int fd, struct err *err)
+{
+	struct vhost_device *d = calloc(1, sizeof(*d));
+
+	if (!d) {
+		close(fd);
+		return err_set(err, -ENOMEM, "%s: out of memory", config->path);
+	}
+	device_init(d, s, config);
+	d->fd = fd;
+	co_connection(d);
+	free(d);
+	return 0;
+}
+
 /* --- The end --- */
 
 co_fn int co_vhost_server_stop(struct vhost_server *s, uint64_t deadline_ns)

@@ -26,6 +26,9 @@ void vhost_server_destroy(struct vhost_server *s);
 /* Adds a device and listens. A stale socket is replaced, a live one is -EADDRINUSE. */
 co_fn int co_vhost_server_add(struct vhost_server *s, const struct vhost_device_config *config, struct err *err);
 
+/* Serves one front end on a socket that is connected already, until it leaves; closes `fd`. The device is none of the server's list. */
+co_fn int co_vhost_server_serve(struct vhost_server *s, const struct vhost_device_config *config, int fd, struct err *err);
+
 /*
  * Takes no more requests from the rings; those in flight are completed until `deadline_ns` (rt_now_ns() time), and the connections end. What is still in
  * the rings waits for the next server. -ETIMEDOUT if requests are still in flight, because a volume hangs: the server must not be destroyed then.
