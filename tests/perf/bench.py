@@ -9,7 +9,9 @@ Everything is interleaved: a round runs each cell once, and the table shows medi
 cell the machine must have been quiet for a second (bounded wait), and a cell during which other processes took more than 12 % of the processors is repeated, three times at most;
 how many cells were disturbed all the same is printed. All sides give the same durability:
 qemu-storage-daemon runs with cache.direct=on, nbdkit's file plugin answers a flush with fdatasync, and the raw file is written with O_DIRECT and RWF_DSYNC.
-The raw file and qemu-storage-daemon write 8192 bytes where the others write 8000: they take whole sectors only. The client is fio's nbd engine: its cost, and that of two socket crossings, is part of every NBD row.
+Over vhost-user the client is tests/perf/vhost_bench, a front end without a virtual machine, and switches the cache on, since qemu-storage-daemon 7.2 neither
+flushes nor writes through otherwise.
+The raw file, qemu-storage-daemon and everything over vhost-user write 8192 bytes where the others write 8000: they take whole sectors only. The client is fio's nbd engine: its cost, and that of two socket crossings, is part of every NBD row.
 """
 import argparse
 import json
@@ -93,6 +95,11 @@ class Server:
         self.err.close()
 
 
+class VhostServer(Server):
+    def up(self):
+        return True
+
+
 class Bench:
     def __init__(self, a, d):
         self.a, self.d = a, d
@@ -135,6 +142,14 @@ class Bench:
                                "type=nbd,id=e0,node-name=f0,name=v0,writable=on"],
                       [f"nbd+unix:///v0?socket={self.sock}"], [self.sock])
 
+    def weir_vhost(self, disk, *extra):
+        return VhostServer(self.d, [self.a.weir, "serve", "--vhost-user", self.sock, "--name", "v0", "--discard-log", *extra, disk], [self.sock], [self.sock])
+
+    def qsd_vhost(self, node):
+        return VhostServer(self.d, ["qemu-storage-daemon", "--blockdev", node, "--export",
+                                    f"type=vhost-user-blk,id=e0,node-name=f0,addr.type=unix,addr.path={self.sock},writable=on,num-queues=4"],
+                           [self.sock], [self.sock])
+
     def nbdkit(self, *plugin):
         return Server(self.d, ["nbdkit", "-f", "-U", self.sock, *plugin], [f"nbd+unix:///?socket={self.sock}"], [self.sock])
 
@@ -148,6 +163,14 @@ class Bench:
             "weir null": lambda: self.weir("null:1T"),
             "qsd null-co": lambda: self.qsd_node("driver=null-co,node-name=f0,size=1099511627776"),
             "nbdkit null": lambda: self.nbdkit("null", "1T"),
+            "weir vhost": lambda: self.weir_vhost(self.file),
+            "weir vhost, polling": lambda: self.weir_vhost(self.file, "--poll-us", "50"),
+            "weir vhost + log": lambda: self.weir_vhost(self.file, "--log", self.log),
+            "qsd vhost": lambda: self.qsd_vhost(f"driver=file,node-name=f0,filename={self.file},cache.direct=on,aio=io_uring"),
+            "weir vhost null": lambda: self.weir_vhost("null:1T"),
+            "weir vhost null, polling": lambda: self.weir_vhost("null:1T", "--poll-us", "50"),
+            "weir vhost mem": lambda: self.weir_vhost("mem:1G"),
+            "qsd vhost null-co": lambda: self.qsd_vhost("driver=null-co,node-name=f0,size=1099511627776"),
             "8 ms": lambda: self.weir(f"delay:write=8ms,flush=8ms:{self.file}"),
             "8 ms + log": lambda: self.weir(f"delay:write=8ms,flush=8ms:{self.file}", log=True),
             "mem + log": lambda: self.weir("mem:1G", log=True),
@@ -186,6 +209,20 @@ class Bench:
         rw, qd = workload.split()
         return [o + [f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:]]]
 
+    def vhost(self, workload, server):
+        """One run of the front end; `workload` is "vhost RW qdN [NqQUEUES]"."""
+        words = workload.split()
+        rw = "writeflush" if words[1] == "sync" else words[1]
+        argv = [self.a.front, server.uris[0], rw, f"seconds={self.a.seconds}", "qd=" + words[2][2:], "bs=" + ("8000" if rw == "writeflush" else "4096"),
+                f"span={min(self.a.size, GiB)}"]
+        if len(words) > 3:
+            argv.append("queues=" + words[3][2:])
+        out = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        if out.returncode:
+            raise RuntimeError("vhost_bench failed: " + out.stderr[:2000])
+        r = json.loads(out.stdout)
+        return {"iops": r["iops"], "p50_us": r["p50_ns"] / 1e3, "p99_us": r["p99_ns"] / 1e3, "ios": r["ops"]}
+
     @staticmethod
     def digest(result, workload):
         ios = rate = 0
@@ -209,7 +246,10 @@ class Bench:
         own = resource.getrusage(resource.RUSAGE_CHILDREN)
         if server:
             server.start_clock()
-        r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who) if server else self.raw_jobs(workload, who)), workload)
+        if workload.startswith("vhost"):
+            r = self.vhost(workload, server)
+        else:
+            r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who) if server else self.raw_jobs(workload, who)), workload)
         used = server.cpu() if server else 0
         if server:
             r["cpu_us"] = used * 1e6 / max(r["ios"], 1)
@@ -251,6 +291,15 @@ class Bench:
         ("randwrite qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("randread qd1 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
+        ("vhost sync qd1", ["weir vhost", "weir vhost, polling", "weir vhost + log", "qsd vhost"]),
+        ("vhost randread qd1", ["weir vhost", "weir vhost, polling", "qsd vhost"]),
+        ("vhost randread qd32", ["weir vhost", "qsd vhost"]),
+        ("vhost randread qd32 nq4", ["weir vhost", "qsd vhost"]),
+        ("vhost randwrite qd1", ["weir vhost", "weir vhost, polling", "qsd vhost"]),
+        ("vhost randwrite qd32", ["weir vhost", "qsd vhost"]),
+        ("vhost randread qd1 ", ["weir vhost null", "weir vhost null, polling", "weir vhost mem", "qsd vhost null-co"]),
+        ("vhost randread qd32 ", ["weir vhost null", "weir vhost null, polling", "weir vhost mem", "qsd vhost null-co"]),
+        ("vhost randread qd128 ", ["weir vhost null", "weir vhost null, polling", "qsd vhost null-co"]),
     ]
 
     def run(self):
@@ -258,7 +307,7 @@ class Bench:
         for n in range(self.a.rounds):
             for i, (w, who) in enumerate(plan):
                 r = self.cell(w, who)
-                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:15} {who:22} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
+                print(f"round {n + 1}/{self.a.rounds}  {i + 1:2}/{len(plan)}  {w:23} {who:24} {r['iops']:9.0f}/s  p50 {r['p50_us']:8.0f} us  "
                       f"p99 {r['p99_us']:8.0f} us  others {r['others'] * 100:3.0f} %", file=sys.stderr, flush=True)
 
     # --- figures of the process itself ---
@@ -337,7 +386,7 @@ class Bench:
         return statistics.median(r[key] for r in rs) if rs and key in rs[0] else None
 
     def targets(self):
-        """The targets that can be seen over NBD: (what, measured, wanted, the least or the most that is wanted)."""
+        """The targets: (what, measured, wanted, the least or the most that is wanted)."""
         m, out = self.median, []
 
         def add(what, value, wanted, least):
@@ -367,6 +416,12 @@ class Bench:
         add("16 clients on 4 volumes over 1 on 1: p99", ratio(m(*many, "p99_us"), m(*one, "p99_us")), 3, False)
         for work, least in (("randread qd1", 1.3), ("randwrite qd1", 1.3), ("randread qd32", 2), ("randwrite qd32", 2)):
             add(work + ": rate over the better qsd, no log", ratio(m(work, "weir", "iops"), best(work, ("qsd io_uring", "qsd native"))), least, True)
+        for work, least in (("randread qd1", 1.3), ("randwrite qd1", 1.3), ("randread qd32", 1.5), ("randwrite qd32", 1.5)):
+            add(f"vhost-user {work}: rate over qsd", ratio(m("vhost " + work, "weir vhost", "iops"), m("vhost " + work, "qsd vhost", "iops")), least, True)
+        for work in ("vhost randread qd1 ", "vhost randread qd32 "):
+            add(f"{work}on null: rate over qsd's null-co", ratio(m(work, "weir vhost null", "iops"), m(work, "qsd vhost null-co", "iops")), 1.5, True)
+        add("vhost-user write + flush, log: rate over qsd", ratio(m("vhost sync qd1", "weir vhost + log", "iops"), m("vhost sync qd1", "qsd vhost", "iops")),
+            1.8, True)
         if self.process:
             p = self.process
             add(f"start to ready with {p['dirty_bytes'] >> 20} MiB of dirty log, s", statistics.median(p["ready_s"]), 0.5, False)
@@ -397,11 +452,12 @@ def main():
     p.add_argument("--quiet", type=float, default=20, help="seconds to wait for a quiet machine before each cell")
     p.add_argument("--tries", type=int, default=3, help="runs of a cell that other processes disturb")
     p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting, no repeats")
-    p.add_argument("--only", help="workloads: sync, sync16, randread, ..., process")
+    p.add_argument("--only", help="workloads: sync, sync16, randread, vhost, ..., process")
     p.add_argument("--json", help="default: bench-results/TIME.json")
     p.add_argument("--markdown", help="default: bench-results/TIME.md")
     a = p.parse_args()
     a.weir = os.path.abspath(a.weir)
+    a.front = os.path.join(os.path.dirname(a.weir), "../../tests/perf/vhost_bench")
     a.size *= GiB
     a.only = a.only.split(",") if a.only else None
     if a.quick:
