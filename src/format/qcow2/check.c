@@ -119,7 +119,7 @@ static bool on_overlap(struct state *s, const struct qcow2_ref *r, uint64_t wher
 		fix &= data || (r->kind == QCOW2_REF_L2 && (v & QCOW2_COUNT_FIXED));
 	found(s, QCOW2_FOUND_OVERLAP, where, 1, fix, "the %s (entry at 0x%" PRIx64 ") lies at 0x%" PRIx64 ", where %s is", describe(s, r, what, sizeof(what)),
 	      r->entry_off, where, v & QCOW2_COUNT_FIXED ? "another table" : v & QCOW2_COUNT_L2 ? "an L2 table" : "guest data");
-	return fix && r->kind >= QCOW2_REF_L2;
+	return r->kind == QCOW2_REF_L1 || (fix && r->kind >= QCOW2_REF_L2);
 }
 
 static bool on_ref(struct qcow2_walk *w, const struct qcow2_ref *r)

@@ -54,13 +54,13 @@ static int go_on(struct qcow2_walk *w, uint64_t done, struct err *err)
 
 /* --- Tables of fixed places --- */
 
-static void tell_fixed(struct qcow2_walk *w, enum qcow2_ref_kind kind, uint64_t off, uint64_t len, int snap, uint64_t entry_off)
+/* True if what it leads to is to be followed. */
+static bool tell_fixed(struct qcow2_walk *w, enum qcow2_ref_kind kind, uint64_t off, uint64_t len, int snap, uint64_t entry_off)
 {
 	struct qcow2_ref r = { .kind = kind, .off = off, .len = len, .snap = snap, .entry_off = entry_off, .entry = off };
 	bool clear;
 
-	if (len)
-		tell(w, &r, NULL, &clear);
+	return !len || tell(w, &r, NULL, &clear);
 }
 
 static void walk_fixed(struct qcow2_walk *w)
@@ -72,7 +72,7 @@ static void walk_fixed(struct qcow2_walk *w)
 	tell_fixed(w, QCOW2_REF_L1, h->l1_off, (uint64_t)h->l1_size * 8, -1, 0);
 	tell_fixed(w, QCOW2_REF_SNAPSHOTS, h->snapshots_off, h->nb_snapshots ? img->snap_bytes : 0, -1, 0);
 	for (unsigned i = 0; i < img->n_snap; i++)
-		tell_fixed(w, QCOW2_REF_L1, img->snap[i].l1_off, (uint64_t)img->snap[i].l1_size * 8, (int)i, h->snapshots_off);
+		img->snap[i].lost |= !tell_fixed(w, QCOW2_REF_L1, img->snap[i].l1_off, (uint64_t)img->snap[i].l1_size * 8, (int)i, h->snapshots_off);
 	if (img->n_bm)
 		tell_fixed(w, QCOW2_REF_BITMAP_DIR, h->bitmaps.dir_off, h->bitmaps.dir_size, -1, 0);
 	for (unsigned i = 0; i < img->n_bm; i++)
@@ -171,6 +171,26 @@ static co_fn int co_walk_l2(struct qcow2_walk *w, const struct qcow2_ref *table,
 	return changed ? co_qcow2_img_write(img, table->off, w->l2_buf, g->cluster_size, err) : 0;
 }
 
+#define SEEN (2 * QCOW2_L1_PIECE)
+#define TWINS 64
+
+/*
+ * Whether an L2 table was met before in this piece. No program makes such images; one made on purpose could keep us reading for days, so that a few of a
+ * tree are followed.
+ */
+static bool seen(struct qcow2_walk *w, uint64_t off)
+{
+	uint64_t i = off / 512 * 0x9e3779b97f4a7c15ull >> 50;
+
+	static_assert(SEEN == 1 << 14, "the shift");
+	while (w->seen[i] && w->seen[i] != off)
+		i = (i + 1) % SEEN;
+	if (w->seen[i])
+		return true;
+	w->seen[i] = off;
+	return false;
+}
+
 /* `n` entries of an L1 table, from `first` on. */
 static co_fn int co_walk_l1(struct qcow2_walk *w, int snap, uint64_t l1_off, uint64_t first, uint64_t n, uint8_t *buf, struct err *err)
 {
@@ -179,6 +199,7 @@ static co_fn int co_walk_l1(struct qcow2_walk *w, int snap, uint64_t l1_off, uin
 	bool changed = false, clear;
 	int rc = 0;
 
+	memset(w->seen, 0, SEEN * sizeof(*w->seen));
 	if (w->l1 && snap < 0)
 		changed = w->l1(w, first, n, buf);
 	for (uint64_t i = 0; i < n && !rc; i++) {
@@ -193,7 +214,8 @@ static co_fn int co_walk_l1(struct qcow2_walk *w, int snap, uint64_t l1_off, uin
 			break;
 		if (!(entry & QCOW2_L1_RESERVED) && !r.off)
 			continue;
-		if (tell(w, &r, entry & QCOW2_L1_RESERVED ? "has reserved bits set" : NULL, &clear))
+		w->twins += seen(w, r.off);
+		if (tell(w, &r, entry & QCOW2_L1_RESERVED ? "has reserved bits set" : w->twins > TWINS ? "is the L2 table of many others" : NULL, &clear))
 			rc = co_walk_l2(w, &r, err);
 		if (clear)
 			put_be64(buf + i * 8, 0);
@@ -209,6 +231,7 @@ static co_fn int co_walk_tree(struct qcow2_walk *w, int snap, uint64_t l1_off, u
 	struct qcow2_img *img = w->img;
 	int rc = 0;
 
+	w->twins = 0;
 	/* Told already. */
 	if (!is_aligned(l1_off, img->h.geo.cluster_size) || l1_off >= img->end || l1_size * 8 > img->end - l1_off ||
 	    l1_size * 8 > QCOW2_MAX_L1_BYTES)
@@ -257,7 +280,8 @@ co_fn int co_qcow2_walk(struct qcow2_walk *w, struct err *err)
 	int rc = 0;
 
 	w->l2_buf = qcow2_img_alloc(img->h.geo.cluster_size);
-	if (!buf || !w->l2_buf)
+	w->seen = calloc(SEEN, sizeof(*w->seen));
+	if (!buf || !w->l2_buf || !w->seen)
 		rc = err_errno(err, -ENOMEM, "%s", img->name);
 	w->done = 0;
 	w->total = qcow2_l1_entries(&img->h.geo, img->h.size);
@@ -268,13 +292,15 @@ co_fn int co_qcow2_walk(struct qcow2_walk *w, struct err *err)
 	if (!rc)
 		rc = co_walk_tree(w, -1, img->h.l1_off, img->h.l1_size, buf, err);
 	for (unsigned i = 0; i < img->n_snap && !rc && !w->active_only; i++)
-		rc = co_walk_tree(w, (int)i, img->snap[i].l1_off, img->snap[i].l1_size, buf, err);
+		rc = img->snap[i].lost ? 0 : co_walk_tree(w, (int)i, img->snap[i].l1_off, img->snap[i].l1_size, buf, err);
 	for (unsigned i = 0; i < img->n_bm && !rc && !w->active_only; i++)
 		rc = co_walk_bitmap(w, &img->bm[i], buf, err);
 	if (!rc && !w->active_only)
 		walk_refcounts(w);
 	free(buf);
 	free(w->l2_buf);
+	free(w->seen);
 	w->l2_buf = NULL;
+	w->seen = NULL;
 	return rc;
 }

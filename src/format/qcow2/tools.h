@@ -34,6 +34,7 @@ struct qcow2_snap {
 	uint32_t extra_len;
 	uint8_t *extra;			/* as it is */
 	char *id, *name;
+	bool lost;			/* its L1 table lies on something else: its tree is not followed */
 };
 
 struct qcow2_bm {
@@ -120,7 +121,7 @@ struct qcow2_walk {
 	void *arg;		/* the caller's own */
 	/* A reference that can be: aligned, and within the file. True: clear the entry in place. May be NULL. */
 	bool (*ref)(struct qcow2_walk *w, const struct qcow2_ref *r);
-	/* One that cannot be. True: clear the entry. May be NULL. Neither is obeyed for tables of fixed places. */
+	/* One that cannot be. True: clear the entry. May be NULL. A table of a fixed place has no entry: its tree is not followed then. */
 	bool (*bad)(struct qcow2_walk *w, const struct qcow2_ref *r, const char *why);
 	/* An L2 table of the active tree, before its entries are looked at. True: it was changed, write it back. May be NULL. */
 	bool (*l2)(struct qcow2_walk *w, const struct qcow2_ref *table, uint8_t *buf);
@@ -131,6 +132,8 @@ struct qcow2_walk {
 	const bool *stop;
 	bool active_only;	/* only the active tree, and no fixed tables */
 	uint8_t *l2_buf;	/* the walker's */
+	uint64_t *seen;
+	unsigned twins;
 	uint64_t done, total;
 };
 
