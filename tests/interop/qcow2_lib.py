@@ -101,9 +101,12 @@ def in_folder(*tests):
             continue
         print(t.__name__, flush=True)
         with tempfile.TemporaryDirectory(prefix="weir-qcow2-") as folder:
+            began = os.times()
             os.chdir(folder)
             t()
             os.chdir("/")
+            now = os.times()
+            print("%s: %.1f s of processor time" % (t.__name__, sum(now[:4]) - sum(began[:4])), flush=True)
     return 1 if failures else 0
 
 
