@@ -143,7 +143,7 @@ class Bench:
                       [f"nbd+unix:///v0?socket={self.sock}"], [self.sock])
 
     def weir_vhost(self, disk, *extra):
-        return VhostServer(self.d, [self.a.weir, "serve", "--vhost-user", self.sock, "--name", "v0", "--discard-log", *extra, disk], [self.sock], [self.sock])
+        return VhostServer(self.d, [self.a.weir, "serve", "--vhost-user", self.sock, "--name", "v0", "--cache-size", "0", "--discard-log", *extra, disk], [self.sock], [self.sock])
 
     def qsd_vhost(self, node):
         return VhostServer(self.d, ["qemu-storage-daemon", "--blockdev", node, "--export",
