@@ -206,6 +206,12 @@ static co_fn int co_write_gap(struct qcow2 *q, struct q2_fill *f, uint8_t *buf, 
 	/* Zeroes need not be written over zeroes: a sparse backing file makes a sparse image. */
 	if (f->zeroed && bytes_are_zero(buf, len))
 		return 0;
+	/* A data file ends where the guest's disk does, perhaps within a cluster. */
+	if (q->has_data_file && f->host + pos + len > q->data->size) {
+		if (f->host + pos >= q->data->size)
+			return 0;
+		len = (uint32_t)(q->data->size - f->host - pos);
+	}
 	q->count.pad_bytes += len;
 	return co_disk_write(q->data, f->host + pos, buf, len, DISK_BACKGROUND);
 }
