@@ -183,6 +183,28 @@ char *image_disk_text(const char *path)
 	return text;
 }
 
+/* Options that only the format's driver knows: the tables are read by hand here. */
+static void drop_format_options(struct disk_spec *spec)
+{
+	static const char *const names[] = { "backing", "backing_fmt", "l2-cache-size", "cow-debt" };
+	struct opts *o;
+
+	while (spec->inner)
+		spec = spec->inner;
+	o = &spec->opts;
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		for (size_t k = 0; k < o->n; k++) {
+			if (strcmp(o->v[k].key, names[i]))
+				continue;
+			free(o->v[k].key);
+			free(o->v[k].val);
+			memmove(&o->v[k], &o->v[k + 1], (o->n - k - 1) * sizeof(o->v[0]));
+			o->n--;
+			break;
+		}
+	}
+}
+
 co_fn int co_image_open_file(const char *text, const char *format, unsigned flags, enum image_format *ret_format, struct disk **ret,
 			     int64_t *ret_used, struct err *err)
 {
@@ -193,6 +215,8 @@ co_fn int co_image_open_file(const char *text, const char *format, unsigned flag
 	if (rc)
 		return rc;
 	rc = image_take_format(spec, format, ret_format, err);
+	if (!rc && *ret_format == IMAGE_QCOW2)
+		drop_format_options(spec);
 	if (!rc)
 		rc = co_disk_open_spec(spec, flags, ret, err);
 	*ret_used = !rc && image_path(spec) && !stat(spec->rest, &st) && S_ISREG(st.st_mode) ? (int64_t)st.st_blocks * 512 : -1;

@@ -17,6 +17,8 @@
 #include "util/bytes.h"
 #include "util/size.h"
 
+#define LOOK_AT (1u << 20)	/* bytes at the start that tell whether there is something */
+
 struct create_args {
 	const char *image, *format, *options, *backing, *backing_format;
 	uint64_t size;
@@ -69,11 +71,40 @@ static co_fn int co_make(struct image_job *job, struct err *err)
 	return rc ? rc : report(a);
 }
 
+/* A device or a server is written in place: not over something. */
+static co_fn int co_refuse_contents(struct create_args *a, struct err *err)
+{
+	uint8_t *buf;
+	enum image_format format;
+	struct disk *d;
+	int64_t used;
+	uint64_t len;
+	int rc;
+
+	if (!a->target.in_place || a->force)
+		return 0;
+	rc = co_image_open_file(a->image, a->format, 0, &format, &d, &used, err);
+	if (rc)
+		return rc;
+	len = min(d->size, (uint64_t)LOOK_AT);
+	buf = aligned_alloc(4096, LOOK_AT);
+	rc = buf ? co_disk_read(d, 0, buf, len, 0) : -ENOMEM;
+	if (rc)
+		err_errno(err, rc, "%s: cannot be read", a->image);
+	else if (!bytes_are_zero(buf, len))
+		rc = err_set(err, -EEXIST, "%s: holds something; --force makes an image over it", a->image);
+	free(buf);
+	co_disk_close(d);
+	return rc;
+}
+
 static co_fn int co_create(struct image_job *job, struct err *err)
 {
 	struct create_args *a = job->arg;
 	int rc = image_target_begin(&a->target, a->image, a->format, false, a->force, err);
 
+	if (!rc)
+		rc = co_refuse_contents(a, err);
 	if (!rc)
 		rc = co_make(job, err);
 	if (rc == -ECANCELED)

@@ -64,14 +64,15 @@ static co_fn int co_info_one(struct info_args *a, const char *text, const char *
 			     struct err *err)
 {
 	int rc = co_image_open_file(text, format, a->share ? DISK_OPEN_NOLOCK : 0, &a->fmt, &a->file, &a->used, err);
+	const char *name = strncmp(text, "file:", 5) ? text : text + 5;
 	void *obj = NULL;
 
 	if (rc)
 		return rc;
 	if (a->fmt == IMAGE_RAW)
-		rc = co_info_raw(a, text, a->json ? &obj : NULL, err);
+		rc = co_info_raw(a, name, a->json ? &obj : NULL, err);
 	else
-		rc = co_image_qcow2_info(a->file, text, a->used, a->json ? &obj : NULL, err);
+		rc = co_image_qcow2_info(a->file, name, a->used, a->json ? &obj : NULL, err);
 	if (!rc && a->fmt == IMAGE_QCOW2 && a->chain)
 		rc = co_image_backing(a->file, text, ret_backing, ret_format, err);
 	co_disk_close(a->file);

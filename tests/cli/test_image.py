@@ -137,6 +137,33 @@ def disks_with_other_drivers_are_copied():
     check("a comma may be in a name", os.path.exists("a,b.raw"))
 
 
+def an_image_may_be_made_on_a_server():
+    with open("s.raw", "wb") as f:
+        f.truncate(8 * MIB)
+    make_source("t.raw", 5 * MIB, 20)
+    server = subprocess.Popen([WEIR, "serve", "s.raw", "--name", "vm", "--nbd", "unix:sock"], stdin=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True)
+    for line in server.stderr:
+        if line.strip().endswith("ready"):
+            break
+    uri = "nbd+unix:///vm?socket=sock"
+    works("create", "-f", "qcow2", "-o", "cluster_size=4k", uri, "5M")
+    works("check", "-f", "qcow2", uri)
+    works("convert", "-n", "-O", "qcow2", "t.raw", uri)
+    works("convert", "-f", "qcow2", uri, "u.raw")
+    check("what is copied into it is there", content("t.raw") == content("u.raw"))
+    works("snapshot", "-f", "qcow2", "-c", "one", uri)
+    works("check", "-f", "qcow2", uri)
+    p = image("create", "-f", "qcow2", uri, "1M")
+    check("it is not made over something", p.returncode == 1 and "holds something" in p.stderr, p.stderr)
+    works("create", "-f", "qcow2", "--force", uri, "1M")
+    p = image("create", "-f", "qcow2", "--force", "-o", "preallocation=metadata", uri, "100M")
+    check("what does not fit is refused", p.returncode == 1 and "larger" in p.stderr, p.stderr)
+    server.send_signal(signal.SIGTERM)
+    server.wait(30)
+    server.stderr.close()
+
+
 def an_error_leaves_no_half_copy():
     make_source("s.raw", 8 * MIB, 11)
     for nth in (1, 2, 3):
@@ -235,13 +262,17 @@ def what_is_printed_can_be_read():
     check("convert tells what it did", c["data-bytes"] + c["zero-bytes"] == 3 * MIB, c)
     p = image("convert", "-p", "s.raw", "u.raw")
     check("the progress ends with 100", p.stderr.rstrip().endswith("100.0 %"), p.stderr)
+    works("create", "-q", "x.qcow2", "1M")
+    for verb in ("info", "check", "snapshot"):
+        works(verb, "x.qcow2,backing=allow")
     p = image("convert", "-q", "s.raw", "v.raw")
     check("-q is quiet", p.stdout + p.stderr == "", p.stdout + p.stderr)
 
 
 def main():
     for test in (copies_are_equal_and_sparse, a_target_in_place_is_overwritten_where_the_source_is_zero,
-                 a_replaced_file_keeps_its_mode_and_its_links, disks_with_other_drivers_are_copied, an_error_leaves_no_half_copy,
+                 a_replaced_file_keeps_its_mode_and_its_links, disks_with_other_drivers_are_copied,
+                 an_image_may_be_made_on_a_server, an_error_leaves_no_half_copy,
                  a_signal_leaves_no_half_copy, bad_input_is_refused, what_is_printed_can_be_read):
         print(test.__name__, flush=True)
         with tempfile.TemporaryDirectory(prefix="weir-image-") as folder:
