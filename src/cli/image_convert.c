@@ -212,6 +212,8 @@ static co_fn int co_convert(struct image_job *job, struct err *err)
 	if (!rc)
 		rc = refuse_same_file(a, err);
 	if (!rc)
+		rc = co_image_target_lock(&a->target, err);
+	if (!rc)
 		rc = parse_options(a, err);
 	if (!rc)
 		rc = co_open_source(a, err);
@@ -223,6 +225,7 @@ static co_fn int co_convert(struct image_job *job, struct err *err)
 		rc = co_copy(job, err);
 	co_disk_close(a->in);
 	co_disk_close(a->out);
+	co_image_target_unlock(&a->target);
 	image_new_fini(&a->new, rc == 0);
 	image_target_end(&a->target);
 	return rc;

@@ -104,11 +104,14 @@ static co_fn int co_create(struct image_job *job, struct err *err)
 	int rc = image_target_begin(&a->target, a->image, a->format, false, a->force, err);
 
 	if (!rc)
+		rc = co_image_target_lock(&a->target, err);
+	if (!rc)
 		rc = co_refuse_contents(a, err);
 	if (!rc)
 		rc = co_make(job, err);
 	if (rc == -ECANCELED)
 		err_set(err, rc, "%s: interrupted; nothing is left of it", a->image);
+	co_image_target_unlock(&a->target);
 	image_new_fini(&a->new, rc == 0);
 	image_target_end(&a->target);
 	return rc;

@@ -44,7 +44,7 @@ static co_fn int co_refuse_qcow2(struct resize_args *a, struct err *err)
 	struct qcow2_img img = { 0 };
 	struct disk *file;
 	int64_t used;
-	int rc = co_image_open_file(a->image, a->format, 0, &format, &file, &used, err);
+	int rc = co_image_open_file(a->image, a->format, DISK_OPEN_RDWR, &format, &file, &used, err);
 
 	if (rc || format != IMAGE_QCOW2) {
 		if (!rc)

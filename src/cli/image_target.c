@@ -97,6 +97,27 @@ int image_target_begin(struct image_target *t, const char *text, const char *for
 	return rc;
 }
 
+co_fn int co_image_target_lock(struct image_target *t, struct err *err)
+{
+	enum image_format format;
+	char *text;
+	int64_t used;
+	int rc;
+
+	if (!t->exists)
+		return 0;
+	text = image_disk_text(t->path);
+	rc = text ? co_image_open_file(text, "raw", DISK_OPEN_RDWR, &format, &t->old, &used, err) : err_errno(err, -ENOMEM, "%s", t->path);
+	free(text);
+	return rc;
+}
+
+co_fn void co_image_target_unlock(struct image_target *t)
+{
+	co_disk_close(t->old);
+	t->old = NULL;
+}
+
 int image_target_spec(const struct image_target *t, struct disk_spec **ret, struct err *err)
 {
 	char *text = NULL;

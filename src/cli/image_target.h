@@ -15,6 +15,7 @@ struct image_target {
 	char *path;		/* of the file, symbolic links resolved; NULL if it is none */
 	char *temp;		/* the name until it is complete; NULL if in_place */
 	unsigned mode;
+	struct disk *old;	/* the file that is replaced, locked meanwhile */
 };
 
 /*
@@ -22,6 +23,9 @@ struct image_target {
  * a file. Nothing is left behind on failure.
  */
 int image_target_begin(struct image_target *t, const char *text, const char *format, bool no_create, bool force, struct err *err);
+/* Locks the file that is to be replaced: one that somebody uses is not. */
+co_fn int co_image_target_lock(struct image_target *t, struct err *err);
+co_fn void co_image_target_unlock(struct image_target *t);
 /* The DISK string of what is to be written, for co_disk_open_spec(). */
 int image_target_spec(const struct image_target *t, struct disk_spec **ret, struct err *err);
 /* Everything is written and flushed: gives the file its name, durably. */

@@ -204,6 +204,28 @@ def a_signal_leaves_no_half_copy():
     check("a kill leaves a name that says what it is", not os.path.exists("t.raw"))
 
 
+def an_image_in_use_is_refused():
+    works("create", "-q", "v.qcow2", "4M")
+    make_source("s.raw", MIB, 30)
+    server = subprocess.Popen([WEIR, "serve", "v.qcow2", "--nbd", "unix:sock"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for line in server.stderr:
+        if line.strip().endswith("ready"):
+            break
+    for args in (("info",), ("check",), ("check", "--repair=all"), ("map",), ("snapshot", "-c", "x"), ("snapshot",)):
+        refused(["v.qcow2", "is held by", str(server.pid)], *args, "v.qcow2")
+    refused(["v.qcow2", "is held by"], "resize", "v.qcow2", "5M")
+    refused(["v.qcow2", "is held by"], "convert", "v.qcow2", "w.raw")
+    refused(["v.qcow2", "is held by"], "convert", "--force", "s.raw", "v.qcow2")
+    refused(["v.qcow2", "is held by"], "convert", "-n", "s.raw", "v.qcow2")
+    refused(["v.qcow2", "is held by"], "create", "--force", "v.qcow2", "1M")
+    for args in (("info",), ("check",), ("map",), ("snapshot",)):
+        works(*args, "-U", "v.qcow2")
+    works("convert", "-U", "v.qcow2", "w.raw")
+    server.send_signal(signal.SIGTERM)
+    server.wait(30)
+    server.stderr.close()
+
+
 def bad_input_is_refused():
     make_source("s.raw", MIB, 13)
     make_source("t.raw", MIB, 14)
@@ -273,7 +295,7 @@ def main():
     for test in (copies_are_equal_and_sparse, a_target_in_place_is_overwritten_where_the_source_is_zero,
                  a_replaced_file_keeps_its_mode_and_its_links, disks_with_other_drivers_are_copied,
                  an_image_may_be_made_on_a_server, an_error_leaves_no_half_copy,
-                 a_signal_leaves_no_half_copy, bad_input_is_refused, what_is_printed_can_be_read):
+                 a_signal_leaves_no_half_copy, an_image_in_use_is_refused, bad_input_is_refused, what_is_printed_can_be_read):
         print(test.__name__, flush=True)
         with tempfile.TemporaryDirectory(prefix="weir-image-") as folder:
             os.chdir(folder)
