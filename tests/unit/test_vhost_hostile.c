@@ -359,6 +359,20 @@ static void a_full_call_eventfd_blocks_nobody(void)
 	still_serves();
 }
 
+static void a_stop_leaves_no_kick_behind(void)
+{
+	struct vf_ring *r = &front.ring[0];
+	uint64_t value;
+
+	vf_submit(&front, r, 0, VIRTIO_BLK_T_FLUSH, 0, 0, 0);
+	vf_kick_always(&front, r);
+	CHECK_EQ(vf_wait(&front, r, 5000), 0);
+	vf_stop_ring(&front, r);
+	CHECK_EQ(read(r->kick, &value, 8), -1);
+	CHECK_EQ(errno, EAGAIN);
+	still_serves();
+}
+
 /* --- Order --- */
 
 static void a_stop_waits_for_what_is_in_flight(void)
@@ -517,6 +531,7 @@ int main(void)
 	RUN(a_vanished_buffer_does_not_fail_the_disk);
 	RUN(memory_taken_away_stops_the_queue);
 	RUN(a_full_call_eventfd_blocks_nobody);
+	RUN(a_stop_leaves_no_kick_behind);
 	RUN(dirty_pages_are_logged);
 	RUN(the_status_is_kept_and_shows_that_a_reset_is_needed);
 	RUN(connections_leave_nothing_behind);

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "util/bytes.h"
@@ -152,6 +153,11 @@ bool device_poll(struct rt_poller *p)
 	struct vhost_device *d = container_of(p, struct vhost_device, poller);
 	bool found = false;
 
+	/* Before anything is told: what was written from memory that is gone were zeroes. */
+	if (__builtin_expect(memory_is_lost(d), 0)) {
+		break_all(d);
+		return false;
+	}
 	for (unsigned i = 0; i < d->nqueues; i++) {
 		struct vhost_queue *q = d->queues[i];
 
@@ -162,8 +168,6 @@ bool device_poll(struct rt_poller *p)
 		if (!q->stopping)
 			found |= take(q);
 	}
-	if (__builtin_expect(memory_is_lost(d), 0))
-		break_all(d);
 	return found;
 }
 
@@ -328,12 +332,23 @@ void device_remap(struct vhost_device *d)
 
 /* --- Descriptors --- */
 
+/* Kicks that were seen are taken out, so that nobody who looks at the eventfd later takes them for new. Without waiting, whatever its flags. */
+static void drain_kicks(int fd)
+{
+	uint64_t value;
+	struct iovec iov = { &value, sizeof(value) };
+
+	(void)!preadv2(fd, &iov, 1, -1, RWF_NOWAIT);
+}
+
 void queue_set_kick(struct vhost_queue *q, int fd)
 {
 	rt_watch_stop(q->watch);
 	q->watch = NULL;
-	if (q->kick_fd >= 0)
+	if (q->kick_fd >= 0) {
+		drain_kicks(q->kick_fd);
 		close(q->kick_fd);
+	}
 	q->kick_fd = fd;
 	if (fd >= 0)
 		q->watch = rt_watch_start(fd, NULL, NULL);
