@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the tests with real guests share: a server, and a Linux guest that runs a script.
 
-A guest says AT(name) by printing "AT name"; the test's function of that name then runs on the host, while the guest goes on. What the guest
+A guest says AT(name) by printing "AT name"; the test's function of that name then runs on the host, while the guest goes on; KILL in its place
+ends the guest as a power cut would. What the guest
 waits for it must see by itself (the size of its disk, for example).
 """
 import json
@@ -16,6 +17,9 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+KILL = "kill"
 
 
 class Failure(Exception):
@@ -92,7 +96,7 @@ class Guest:
         check(r.returncode == 0, "the guest's image: " + r.stdout)
         self.tmp = tempfile.mkdtemp(prefix="weir-guest-")
         try:
-            initrd = self.make_initrd(os.path.join(cache, kind + ".cpio"), script)
+            initrd = self.make_initrd([os.path.join(cache, kind + ".cpio")] + ([os.path.join(cache, "fio.cpio")] if "fio " in script else []), script)
             if kind == "uml":
                 argv = ["/usr/bin/linux.uml", f"mem={memory}", f"initrd={initrd}", "con0=fd:0,fd:1", "con=null", "quiet"]
                 argv += [f"virtio_uml.device={s}:2" for s in sockets]
@@ -102,15 +106,16 @@ class Guest:
         finally:
             shutil.rmtree(self.tmp)
 
-    def make_initrd(self, base, script):
+    def make_initrd(self, parts, script):
         path = os.path.join(self.tmp, "test.sh")
         with open(path, "w") as f:
             f.write(script)
         own = subprocess.run(["cpio", "--quiet", "-o", "-H", "newc"], cwd=self.tmp, input=b"test.sh\n", stdout=subprocess.PIPE, check=True).stdout
         initrd = os.path.join(self.tmp, "initrd")
         with open(initrd, "wb") as f:
-            with open(base, "rb") as b:
-                shutil.copyfileobj(b, f)
+            for part in parts:
+                with open(part, "rb") as b:
+                    shutil.copyfileobj(b, f)
             f.write(own)
         return initrd
 
@@ -126,31 +131,35 @@ class Guest:
         return argv
 
     def run(self, argv, timeout):
-        p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        self.p = p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                              start_new_session=True, env=dict(os.environ, TMPDIR="/dev/shm"))
-        timer = threading.Timer(timeout, p.kill)
+        timer = threading.Timer(timeout, self.kill)
         timer.start()
         try:
             for line in p.stdout:
                 self.line(line.rstrip())
         finally:
             timer.cancel()
-            if self.status is None and p.poll() is None:
-                time.sleep(0.5)
-            p.kill()
+            self.kill()
             p.wait()
-            # user-mode-linux has a process for each of its own, all in this session
-            try:
-                os.killpg(p.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+
+    def kill(self):
+        # user-mode-linux has a process for each of its own, all in this session
+        try:
+            os.killpg(self.p.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def line(self, line):
         self.lines.append(line)
         if os.environ.get("WEIR_LOUD"):
             print("|", line, flush=True)
         if line.startswith("AT "):
-            self.at[line[3:].strip()]()
+            action = self.at[line[3:].strip()]
+            if action == KILL:
+                self.kill()
+            else:
+                action()
         elif line.startswith("GUEST-EXIT "):
             self.status = int(line.split()[1])
 
