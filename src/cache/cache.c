@@ -2,13 +2,12 @@
 /*
  * Read cache: budget and life.
  *
- * All of the index (policies, records, slots' owners, fills) is one mapping, made for the largest number of blocks that the budget allows and
+ * All of the index (policies, records, slots' owners, fills) is one piece of memory, made for the largest number of blocks that the budget allows and
  * counted in full from the start; its pages cost memory when they are first used. The rest of the budget is chunks of data.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "cache/internal.h"
 #include "util/err.h"
@@ -109,11 +108,9 @@ static int make_index(struct cache *c, const struct layout *l, uint32_t chunks)
 	char *at;
 
 	c->index_bytes = align_up(l->all, 4096);
-	c->index = mmap(NULL, c->index_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (c->index == MAP_FAILED) {
-		c->index = NULL;
+	c->index = calloc(1, c->index_bytes);
+	if (!c->index)
 		return -ENOMEM;
-	}
 	at = c->index;
 	policy_init(&c->policy[CACHE_DATA], ops, at, l->records, l->slots, l->slots);
 	at += l->policy[CACHE_DATA];
@@ -171,8 +168,7 @@ void cache_destroy(struct cache *c)
 	for (unsigned i = 0; i < CACHE_MAX_VOLUMES; i++)
 		assert(!c->vol[i]);
 	mem_fini(&c->mem);
-	if (c->index)
-		munmap(c->index, c->index_bytes);
+	free(c->index);
 	free(c);
 }
 

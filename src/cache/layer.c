@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "cache/internal.h"
 #include "util/err.h"
@@ -359,8 +358,7 @@ static co_fn void cache_co_close(struct disk *d)
 	co_drop_all(v);
 	c->share_sum -= v->share;
 	c->vol[v->id] = NULL;
-	if (v->shards)
-		munmap(v->shards, v->shards_bytes);
+	free(v->shards);
 	c->curves -= v->shards_bytes;
 	cache_recompute(c);
 	co_shrink(c);
@@ -387,12 +385,9 @@ static void make_curve(struct cache_volume *v)
 {
 	struct cache *c = v->c;
 	size_t bytes = align_up(shards_bytes(c->config.curve_samples), 4096);
-	void *mem;
+	void *mem = bytes <= c->budget / 16 ? calloc(1, bytes) : NULL;
 
-	if (bytes > c->budget / 16)
-		return;
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (mem == MAP_FAILED)
+	if (!mem)
 		return;
 	v->shards = shards_init(mem, c->config.curve_samples);
 	v->shards_bytes = bytes;

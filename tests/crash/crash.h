@@ -13,6 +13,7 @@
 #include "model.h"
 #include "rt/sync.h"
 #include "util/rng.h"
+#include "cache/cache.h"
 #include "wlog/wlog.h"
 
 #define CRASH_VOLUMES 3
@@ -42,6 +43,7 @@ struct scenario {
 	bool qcow2;		/* the images are qcow2 images */
 	unsigned cluster_bits;
 	bool ext_l2;
+	uint64_t cache;		/* bytes of a read cache below the log, in small chunks; 0: none */
 	bool lying;		/* self-test: flushes and FUA never reach the image */
 	unsigned nvols, nsides;
 	bool spare;		/* a device log2 that can replace a side */
@@ -86,6 +88,7 @@ struct world {
 	unsigned sides;		/* bit mask of the log devices to open */
 	bool complete;		/* when it was closed last, no side of the mirror was missing */
 	struct wlog *log;
+	struct cache *cache;
 	struct disk *vol[CRASH_VOLUMES];
 	struct snaps snaps;
 	unsigned cut_every;	/* for world_arm() once the workload proper begins */

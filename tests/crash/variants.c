@@ -138,6 +138,19 @@ static void adjust_qcow2_bare(struct scenario *sc, struct rng *r)
 	adjust_qcow2(sc, r);
 }
 
+/* A few blocks up to more than the volumes, and reads enough to fill it. */
+static void adjust_cache(struct scenario *sc, struct rng *r)
+{
+	sc->cache = (520 << 10) + rng_below(r, 500 << 10);
+	sc->work.read_pct = 20 + rng_below(r, 40);
+}
+
+static void adjust_cache_bare(struct scenario *sc, struct rng *r)
+{
+	adjust_bare(sc, r);
+	adjust_cache(sc, r);
+}
+
 static void adjust_perfect(struct scenario *sc, struct rng *r)
 {
 	adjust_bare(sc, r);
@@ -167,6 +180,8 @@ const struct variant crash_variants[] = {
 	{ "clean", "the same while data of a hanging volume is brought forward in a full ring", run_clean, adjust_clean },
 	{ "qcow2", "the same over a qcow2 image, which stays consistent", run_cut, adjust_qcow2 },
 	{ "qcow2-bare", "a qcow2 image without a log is as good as any disk", run_cut, adjust_qcow2_bare },
+	{ "cache", "the same with a read cache below the log", run_cut, adjust_cache },
+	{ "cache-bare", "with a read cache and no log, flushed data is there", run_cut, adjust_cache_bare },
 	{ "bare", "without a log, flushed data is there", run_cut, adjust_bare },
 	{ "mirror", "a side of the mirror dies: nobody notices; a stale side is never believed", run_mirror, adjust_mirror },
 	{ "hang", "a side of the mirror hangs, for a while or for good, or both do: nothing is lost, and nobody waits for ever", run_hang, adjust_hang },

@@ -296,11 +296,20 @@ static co_fn int co_open_volume(struct world *w, unsigned i, struct err *err)
 	ret = co_open_image(w, image, &image, err);
 	if (ret)
 		return ret;
+	snprintf(name, sizeof(name), "vol%u", i);
+	if (w->cache) {
+		struct disk *file = image;
+
+		ret = co_cache_attach(w->cache, name, file, CACHE_ALL, &image, err);
+		if (ret) {
+			co_disk_close(file);
+			return ret;
+		}
+	}
 	if (!w->sc->logged) {
 		w->vol[i] = image;
 		return 0;
 	}
-	snprintf(name, sizeof(name), "vol%u", i);
 	ret = co_wlog_attach(w->log, name, image, &w->sc->vol[i], &w->vol[i], err);
 	if (ret) {
 		w->vol[i] = NULL;
@@ -311,8 +320,11 @@ static co_fn int co_open_volume(struct world *w, unsigned i, struct err *err)
 
 co_fn int co_world_open(struct world *w, struct err *err)
 {
+	struct cache_config o = { .size = w->sc->cache, .chunk = 16384 };
 	int ret = w->sc->logged ? co_open_log(w, err) : 0;
 
+	if (o.size && !ret)
+		ret = cache_create(&o, &w->cache, err);
 	for (unsigned i = 0; i < w->sc->nvols && !ret; i++)
 		ret = co_open_volume(w, i, err);
 	if (ret)
@@ -333,6 +345,8 @@ co_fn int co_world_close(struct world *w)
 	if (w->log)
 		ret = co_wlog_close(w->log);
 	w->log = NULL;
+	cache_destroy(w->cache);
+	w->cache = NULL;
 	w->time_ns = rt_now_ns();
 	return ret;
 }
