@@ -160,6 +160,10 @@ class Bench:
             "qsd io_uring": lambda: self.qsd("io_uring"),
             "qsd native": lambda: self.qsd("native"),
             "nbdkit file": lambda: self.nbdkit("file", self.file),
+            "weir cached": lambda: self.weir(self.file, extra=("--cache-size", "1300M")),
+            "qsd page cache": lambda: self.qsd_node(f"driver=file,node-name=f0,filename={self.file},cache.direct=off,aio=threads"),
+            "weir, 16M cache": lambda: self.weir(self.file, extra=("--cache-size", "16M")),
+            "weir, cache not used": lambda: self.weir(self.file, extra=("--cache-size", "64M", "--primarycache", "none")),
             "weir null": lambda: self.weir("null:1T"),
             "qsd null-co": lambda: self.qsd_node("driver=null-co,node-name=f0,size=1099511627776"),
             "nbdkit null": lambda: self.nbdkit("null", "1T"),
@@ -199,6 +203,7 @@ class Bench:
             n = 4 if workload == "sync16" else 1
             return [["--ioengine=nbd", "--uri=" + u, f"--numjobs={n}", *o] for u in uris]
         rw, qd = workload.split()
+        rw = "randread" if rw in ("cached", "missed") else rw
         return [["--ioengine=nbd", "--uri=" + uris[0], f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], size]]
 
     def raw_jobs(self, workload, who):
@@ -263,6 +268,9 @@ class Bench:
         best = None
         server = None if who.startswith("raw file") else self.server(who)
         try:
+            if workload.startswith("cached"):	# all of the file, once
+                subprocess.run(["fio", "--name=warm", "--ioengine=nbd", "--uri=" + server.uris[0], "--rw=read", "--bs=256k",
+                                "--iodepth=4", f"--size={min(self.a.size, GiB)}"], check=True, stdout=subprocess.DEVNULL)
             for _ in range(self.a.tries):
                 wait_quiet(self.a.quiet)
                 r = self.measure(workload, who, server)
@@ -289,6 +297,10 @@ class Bench:
         ("randread qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("randwrite qd1", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("randwrite qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
+        ("cached qd1", ["weir cached", "qsd page cache", "nbdkit file"]),
+        ("cached qd32", ["weir cached", "qsd page cache", "nbdkit file"]),
+        ("missed qd1", ["weir", "weir, 16M cache", "weir, cache not used"]),
+        ("missed qd32", ["weir", "weir, 16M cache", "weir, cache not used"]),
         ("randread qd1 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("vhost sync qd1", ["weir vhost", "weir vhost, polling", "weir vhost + log", "qsd vhost"]),
@@ -422,6 +434,16 @@ class Bench:
             add(f"{work}on null: rate over qsd's null-co", ratio(m(work, "weir vhost null", "iops"), m(work, "qsd vhost null-co", "iops")), 1.5, True)
         add("vhost-user write + flush, log: rate over qsd", ratio(m("vhost sync qd1", "weir vhost + log", "iops"), m("vhost sync qd1", "qsd vhost", "iops")),
             1.8, True)
+        for qd in ("qd1", "qd32"):
+            peers = [n for n in ("qsd page cache", "nbdkit file") if m("cached " + qd, n, "cpu_us")]
+            if peers:
+                peer = min(peers, key=lambda n: m("cached " + qd, n, "cpu_us"))
+                add(f"cached reads {qd}: rate over {peer}", ratio(m("cached " + qd, "weir cached", "iops"), m("cached " + qd, peer, "iops")), 1.3, True)
+                add(f"cached reads {qd}: I/O per CPU second over {peer}", ratio(m("cached " + qd, peer, "cpu_us"), m("cached " + qd, "weir cached", "cpu_us")), 1.3, True)
+            for who, most in (("weir, 16M cache", 2), ("weir, cache not used", 0.2)):
+                with_it, without = m("missed " + qd, who, "cpu_us"), m("missed " + qd, "weir", "cpu_us")
+                if with_it and without:
+                    add(f"missed {qd}: {who}: more CPU per I/O, us", with_it - without, most, False)
         if self.process:
             p = self.process
             add(f"start to ready with {p['dirty_bytes'] >> 20} MiB of dirty log, s", statistics.median(p["ready_s"]), 0.5, False)

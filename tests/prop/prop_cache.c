@@ -242,10 +242,8 @@ static void check_cell(struct vol *vol, uint64_t i, const uint8_t *data, uint64_
 
 static void check_accounts(struct cache *c)
 {
-	uint64_t slots = 0, held = 0, of_class[2] = { 0 }, used = 0, mapped = 0;
+	uint64_t slots = 0, of_class[2] = { 0 }, used = 0, mapped = 0;
 
-	for (unsigned i = 0; i < c->n_flying; i++)
-		held += c->fill[c->flying[i].fill].n;
 	for (unsigned i = 0; i < CACHE_MAX_VOLUMES; i++) {
 		struct cache_volume *v = c->vol[i];
 		uint64_t mine = 0;
