@@ -163,11 +163,26 @@ static int check_options(struct disk_spec *spec, const struct disk_driver *drv, 
 	return 0;
 }
 
+static struct {
+	int (*co_wrap)(void *arg, struct disk **d);
+	void *arg;
+} below_format;
+
+void disk_set_below_format(int (*co_wrap)(void *arg, struct disk **d), void *arg)
+{
+	below_format.co_wrap = co_wrap;
+	below_format.arg = arg;
+}
+
 /* Puts the format over the disk that was opened. */
 static co_fn int co_open_format(const struct disk_format *format, struct disk_spec *spec, unsigned flags, struct disk **d, struct err *err)
 {
 	struct disk *file = *d;
-	int r = format->co_open(spec, file, flags, d, err);
+	int r;
+
+	if (below_format.co_wrap)
+		below_format.co_wrap(below_format.arg, &file);
+	r = format->co_open(spec, file, flags, d, err);
 
 	if (r)
 		co_disk_close(file);

@@ -69,6 +69,11 @@ void disk_set_default(const char *key, const char *val);
 /* Drivers register here, before the first open (src/backend/drivers.c holds the list). */
 void disk_register_driver(const struct disk_driver *drv);
 const struct disk_driver *disk_find_driver(const char *name);
+/*
+ * Called with the disk below each format (qcow2) that is opened from now on, and may put a layer over it: *d is replaced, and closed with the format. A failure is
+ * not one of the disk. NULL: nothing. There is one such function.
+ */
+void disk_set_below_format(int (*co_wrap)(void *arg, struct disk **d), void *arg);
 void disk_register_format(const struct disk_format *format);
 /* Registers every backend of this build. Call once at start. */
 void backends_register(void);

@@ -172,6 +172,16 @@ void cache_destroy(struct cache *c)
 	free(c);
 }
 
+void cache_hold(struct cache *c)
+{
+	c->busy++;
+}
+
+void cache_release(struct cache *c)
+{
+	c->busy--;
+}
+
 uint64_t cache_memory(const struct cache *c)
 {
 	return c->fixed + c->curves + (uint64_t)c->mem.mapped * c->config.chunk;

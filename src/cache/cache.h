@@ -42,6 +42,12 @@ void cache_destroy(struct cache *c);	/* NULL is fine; no layer may be left */
 /* A layer over `file`, which it takes over on success. The name is for figures. */
 co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err);
 
+/*
+ * The same below an image format, where its tables are read (DISK_METADATA): they are cached unless the mode is none, and data, which the layer above the
+ * format caches, never is.
+ */
+co_fn int co_cache_attach_tables(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err);
+
 /* What is cached of the disk (a layer) from now on; what no longer may be is freed before it returns. */
 co_fn void co_cache_set_mode(struct disk *d, enum cache_mode mode);
 /*
@@ -49,6 +55,9 @@ co_fn void co_cache_set_mode(struct disk *d, enum cache_mode mode);
  * more than three quarters of the cache, or the share is above the limit.
  */
 co_fn int co_cache_set_limits(struct disk *d, uint64_t share, uint64_t limit, struct err *err);
+/* No layer is closed between the two: who holds one by its address and may suspend. Plain functions. */
+void cache_hold(struct cache *c);
+void cache_release(struct cache *c);
 void cache_get_limits(struct disk *d, uint64_t *ret_share, uint64_t *ret_limit);
 /* A new budget, at most the one it was created with. Evicts and gives memory back before it returns. */
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err);

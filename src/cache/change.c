@@ -138,6 +138,8 @@ co_fn void co_drop_range(struct cache_volume *v, uint64_t first, uint64_t last)
 {
 	struct cache *c = v->c;
 
+	if (!(v->records[0] + v->records[1]))
+		return;
 	if (last - first > c->rec_touched) {
 		co_drop_by_table(v, first, min(last, (1ull << KEY_BLOCK_BITS) - 1));
 		return;

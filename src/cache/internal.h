@@ -120,13 +120,13 @@ struct cache_volume {
 	char *name;
 	unsigned id;
 	enum cache_mode mode;
+	bool tables;		/* lies below a format: only metadata is ever cached */
 	bool closing;
 	bool starting;		/* caching is about to begin: changes are announced */
 	uint32_t slots;		/* held by records and fills */
 	uint32_t share, limit;	/* slots */
 	uint32_t records[CACHE_CLASSES], head[CACHE_CLASSES], tail[CACHE_CLASSES];
 	unsigned fills;
-	unsigned busy;		/* calls that change its settings: it is not closed under them */
 	unsigned untracked;	/* changes in flight that began while nothing could be cached */
 	struct co_queue idle;	/* fills or untracked became 0 */
 	struct list wide;
@@ -159,7 +159,7 @@ struct cache {
 	uint16_t changes[CHANGE_COUNTS];
 	struct cache_volume *vol[CACHE_MAX_VOLUMES];
 	struct co_mutex shrink_lock;
-	unsigned busy;		/* as of a volume */
+	unsigned busy;		/* calls that change settings: no layer is closed under them */
 	void *index;
 	size_t index_bytes;
 };
@@ -186,7 +186,9 @@ static inline struct cache_volume *key_volume(struct cache *c, uint64_t key)
 
 static inline bool cache_allows(const struct cache_volume *v, enum cache_class class)
 {
-	return v->mode == CACHE_ALL || (v->mode == CACHE_ONLY_METADATA && class == CACHE_METADATA);
+	if (class == CACHE_METADATA)
+		return v->mode != CACHE_NONE;
+	return v->mode == CACHE_ALL && !v->tables;
 }
 
 /* --- cache.c --- */

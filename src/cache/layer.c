@@ -275,19 +275,25 @@ static co_fn void co_drop_all(struct cache_volume *v)
 		co_drop_class(v, i);
 }
 
-/* With the gate closed: only read-ahead is in flight. */
+/* A change of all from the smaller size on, the block in which that ends included. A format may grow its file with other requests in flight. */
 static co_fn int cache_co_resize(struct disk *d, uint64_t size)
 {
 	struct cache_volume *v = volume_of(d);
-	uint64_t keep = min(size, d->size) >> v->c->shift;
-	struct err err = ERR_INIT;
+	uint64_t from = min(size, d->size), to = max(size, d->size);
+	struct cache_change ch;
 	int r;
 
-	co_wait_idle(v);
-	/* From the block on in which the smaller size ends. */
-	co_drop_range(v, keep, (1ull << KEY_BLOCK_BITS) - 1);
-	memset(v->stream, 0, sizeof(v->stream));
-	r = co_disk_resize(d->file, size, &err);
+	if (to == d->size)	/* what lies behind the end is nowhere else */
+		to = UINT64_MAX;
+	if (is_untracked(v)) {
+		v->untracked++;
+		r = co_disk_resize(d->file, size, NULL);
+		untracked_end(v);
+		return r;
+	}
+	change_begin(v, &ch, from, to - from);
+	r = co_disk_resize(d->file, size, NULL);
+	co_change_end(v, &ch, from, to - from, r, NULL, 0);
 	return r;
 }
 
@@ -295,7 +301,7 @@ co_fn void co_cache_set_mode(struct disk *d, enum cache_mode mode)
 {
 	struct cache_volume *v = volume_of(d);
 
-	v->busy++;
+	cache_hold(v->c);
 	v->starting = mode != CACHE_NONE;
 	while (v->starting && v->mode == CACHE_NONE && v->untracked)
 		co_queue_wait(&v->idle, "changes that began without the cache");
@@ -305,7 +311,7 @@ co_fn void co_cache_set_mode(struct disk *d, enum cache_mode mode)
 		if (!cache_allows(v, i))
 			co_drop_class(v, i);
 	co_shrink(v->c);
-	v->busy--;
+	cache_release(v->c);
 }
 
 static uint32_t to_slots(const struct cache *c, uint64_t bytes)
@@ -323,7 +329,7 @@ co_fn int co_cache_set_limits(struct disk *d, uint64_t share, uint64_t limit, st
 		return err_set(err, -EINVAL, "%s: the share of the cache is above the limit", v->name);
 	if ((uint64_t)c->share_sum - v->share + s > (uint64_t)c->mem.allowed * c->mem.per_chunk / 4 * 3)
 		return err_set(err, -EINVAL, "%s: all shares together would be more than three quarters of the cache", v->name);
-	v->busy++;
+	cache_hold(v->c);
 	c->share_sum += s - v->share;
 	v->share = s;
 	v->limit = l;
@@ -333,7 +339,7 @@ co_fn int co_cache_set_limits(struct disk *d, uint64_t share, uint64_t limit, st
 			co_yield();
 	}
 	co_shrink(c);
-	v->busy--;
+	cache_release(v->c);
 	return 0;
 }
 
@@ -352,7 +358,7 @@ static co_fn void cache_co_close(struct disk *d)
 	struct disk *file = d->file;
 
 	v->closing = true;
-	while (v->busy || c->busy)
+	while (c->busy)
 		co_sleep_ns(1000000);
 	co_wait_idle(v);
 	co_drop_all(v);
@@ -395,7 +401,8 @@ static void make_curve(struct cache_volume *v)
 	cache_recompute(c);
 }
 
-co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err)
+static co_fn int co_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, bool tables, struct disk **ret,
+			   struct err *err)
 {
 	struct cache_volume *v;
 	unsigned id = 0;
@@ -414,6 +421,7 @@ co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, 
 	v->c = c;
 	v->id = id;
 	v->mode = mode;
+	v->tables = tables;
 	v->last_block = UINT64_MAX;
 	for (unsigned i = 0; i < CACHE_CLASSES; i++)
 		v->head[i] = v->tail[i] = REC_NONE;
@@ -424,8 +432,19 @@ co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, 
 	v->disk.limits.max_io = 0;
 	v->disk.limits.max_zero = 0;
 	c->vol[id] = v;
-	make_curve(v);
+	if (!tables)
+		make_curve(v);
 	co_shrink(c);
 	*ret = &v->disk;
 	return 0;
+}
+
+co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err)
+{
+	return co_attach(c, name, file, mode, false, ret, err);
+}
+
+co_fn int co_cache_attach_tables(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err)
+{
+	return co_attach(c, name, file, mode, true, ret, err);
 }

@@ -102,9 +102,9 @@ co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err)
 		return err_set(err, -EINVAL, "the cache's index alone takes %s: a size of at least %s is possible; primarycache=none caches nothing",
 			       size_format(c->fixed + c->curves, a), size_format(least, b));
 	c->budget = size;
-	c->busy++;
+	cache_hold(c);
 	cache_recompute(c);
 	co_shrink(c);
-	c->busy--;
+	cache_release(c);
 	return 0;
 }

@@ -352,16 +352,19 @@ static co_fn int co_cache_size(struct answer *a, json_t *args)
 	return co_answer_ok(a, json_pack("{s:I}", "memory", (json_int_t)cache_memory(c)));
 }
 
-/* The cache's layer of the volume that the request names, or NULL with the error answered (its result in *ret). */
-static co_fn struct disk *co_cached_volume(struct answer *a, json_t *args, int *ret)
+/* The cache's layer of the volume that the request names, and its number, or NULL with the error answered (its result in *ret). */
+static co_fn struct disk *co_cached_volume(struct answer *a, json_t *args, unsigned *ret_i, int *ret)
 {
 	const char *name = json_string_value(json_object_get(args, "volume"));
 	struct graph *g = &a->s->graph;
 
 	*ret = 0;
-	for (unsigned i = 0; name && !a->s->stop && i < g->n; i++)
-		if (!strcmp(g->volumes[i]->name, name) && g->cached[i])
+	for (unsigned i = 0; name && !a->s->stop && i < g->n; i++) {
+		if (!strcmp(g->volumes[i]->name, name) && g->cached[i]) {
+			*ret_i = i;
 			return g->cached[i];
+		}
+	}
 	if (a->s->stop)
 		*ret = co_answer_error(a, "the server is stopping", NULL);
 	else if (!g->cache)
@@ -379,9 +382,10 @@ static co_fn int co_cache_set(struct answer *a, json_t *args)
 	uint64_t share = 0, limit = 0;
 	struct err err = ERR_INIT;
 	struct disk *d;
+	unsigned i;
 	int ret;
 
-	d = co_cached_volume(a, args, &ret);
+	d = co_cached_volume(a, args, &i, &ret);
 	if (!d)
 		return ret;
 	if (primary && (!json_is_string(primary) || cache_mode_parse(json_string_value(primary), &mode) < 0))
@@ -392,14 +396,15 @@ static co_fn int co_cache_set(struct answer *a, json_t *args)
 	if (co_cache_set_limits(d, share, limit, &err) < 0)
 		return co_answer_error(a, "%s", err.msg);
 	if (primary)
-		co_cache_set_mode(d, mode);
+		co_graph_set_primarycache(&a->s->graph, i, mode);
 	return co_answer_ok(a, NULL);
 }
 
 static co_fn int co_cache_curve(struct answer *a, json_t *args)
 {
+	unsigned i;
 	int ret;
-	struct disk *d = co_cached_volume(a, args, &ret);
+	struct disk *d = co_cached_volume(a, args, &i, &ret);
 
 	return d ? co_answer_ok(a, cache_curve(d)) : ret;
 }

@@ -117,10 +117,44 @@ static int check_name(const struct graph *g, const char *name, struct err *err)
 	return 0;
 }
 
+struct below {
+	struct graph *g;
+	const char *name;
+	enum cache_mode mode;
+};
+
+/* A layer for the tables of the format that is about to be opened. Without one it works as well. */
+static co_fn int co_cache_tables(void *arg, struct disk **d)
+{
+	struct below *b = arg;
+	struct graph *g = b->g;
+	char name[WLOG_NAME_MAX + 16];
+	struct disk *layer;
+	unsigned i = 0;
+
+	while (i < GRAPH_MAX_TABLES && g->tables[g->n][i])
+		i++;
+	snprintf(name, sizeof(name), "%s: tables %u", b->name, i);
+	if (i == GRAPH_MAX_TABLES || co_cache_attach_tables(g->cache, name, *d, b->mode, &layer, NULL) < 0)
+		return 0;
+	*d = g->tables[g->n][i] = layer;
+	return 0;
+}
+
+co_fn void co_graph_set_primarycache(struct graph *g, unsigned i, enum cache_mode mode)
+{
+	cache_hold(g->cache);
+	co_cache_set_mode(g->cached[i], mode);
+	for (unsigned k = 0; k < GRAPH_MAX_TABLES && g->tables[i][k]; k++)
+		co_cache_set_mode(g->tables[i][k], mode);
+	cache_release(g->cache);
+}
+
 static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, unsigned i, struct err *err)
 {
 	char name[WLOG_NAME_MAX + 1];
 	struct disk *disk = NULL, *top;
+	struct below below;
 	int ret;
 
 	if (i < c->nnames)
@@ -129,8 +163,12 @@ static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, u
 		ret = graph_default_name(c->disks[i], name, sizeof(name), err);
 	if (ret >= 0 && i >= c->nnames)
 		ret = check_name(g, name, err);
+	memset(g->tables[g->n], 0, sizeof(g->tables[g->n]));
+	below = (struct below){ g, name, c->primarycache };
+	disk_set_below_format(g->cache ? co_cache_tables : NULL, &below);
 	if (ret >= 0)
 		ret = co_disk_open(c->disks[i], c->read_only ? 0 : DISK_OPEN_RDWR, &disk, err);
+	disk_set_below_format(NULL, NULL);
 	if (ret < 0)
 		return ret;
 	g->cached[g->n] = NULL;

@@ -13,6 +13,7 @@
 #include "wlog/wlog.h"
 
 #define GRAPH_MAX_VOLUMES WLOG_MAX_VOLUMES
+#define GRAPH_MAX_TABLES 8
 
 struct graph_config {
 	const char *const *disks;	/* DISK strings */
@@ -33,6 +34,7 @@ struct graph {
 	struct wlog *log;		/* NULL without */
 	struct cache *cache;		/* NULL without */
 	struct volume *volumes[GRAPH_MAX_VOLUMES];
+	struct disk *tables[GRAPH_MAX_VOLUMES][GRAPH_MAX_TABLES]; /* and those below its formats, of the image and its backing files */
 	struct disk *cached[GRAPH_MAX_VOLUMES]; /* the cache's layer of each, inside its graph; NULL without */
 	unsigned n;
 };
@@ -49,6 +51,8 @@ co_fn int co_graph_close(struct graph *g);
 co_fn int co_graph_commit(struct graph *g, uint64_t deadline_ns, const char **hung);
 /* Gives the log's mirror `device` (a DISK string; NULL: the side that is out) as a new side, as co_wlog_rebuild() does. */
 co_fn int co_graph_rebuild_log(struct graph *g, const char *device, bool force, struct err *err);
+/* Sets what is cached of volume `i`. */
+co_fn void co_graph_set_primarycache(struct graph *g, unsigned i, enum cache_mode mode);
 /* Lets layers that wait for something give up. */
 void graph_cancel(struct graph *g);
 

@@ -25,12 +25,12 @@ def check(cond, what):
 
 
 class Serve:
-    def __init__(self, *args):
+    def __init__(self, *args, disk=None):
         self.dir = tempfile.mkdtemp(prefix="weir-cache-")
         self.nbd, self.control, self.image = (os.path.join(self.dir, n) for n in ("nbd", "control", "a.raw"))
         with open(self.image, "wb") as f:
             f.write(os.urandom(8 * MIB) + bytes(8 * MIB))
-        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args, self.image],
+        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args, self.image, *(disk(self.dir) if disk else [])],
                                   stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         line = self.p.stderr.readline()
         while line and "ready" not in line:
@@ -101,6 +101,37 @@ def figures_and_settings():
     s.end()
 
 
+def tables_of_a_format_are_metadata():
+    def disk(folder):
+        image = os.path.join(folder, "b.qcow2")
+        subprocess.run([WEIR, "image", "create", "-f", "qcow2", image, "64M"], check=True, stdout=subprocess.DEVNULL)
+        return [image]
+
+    def copy(*args):
+        subprocess.run(["nbdcopy", *args], check=True)
+
+    def fill(s):
+        copy(s.image, f"nbd+unix:///b.qcow2?socket={s.nbd}")
+
+    s = Serve("--cache-size", "20M", disk=disk)
+    fill(s)
+    out = os.path.join(s.dir, "out")
+    copy("--no-extents", f"nbd+unix:///b.qcow2?socket={s.nbd}", out)
+    with open(out, "rb") as f, open(s.image, "rb") as g:
+        check(f.read(16 * MIB) == g.read(), "what was written to the qcow2 image is read back")
+    v = s.stats()["volumes"]
+    tables, top = v["b.qcow2: tables 0"], v["b.qcow2"]
+    check(tables["metadata"]["reads"] > 0 and tables["data"]["reads"] == 0, f"its tables are read through the cache: {tables}")
+    check(top["data"]["reads"] > 0 and top["metadata"]["reads"] == 0, f"its data through another layer: {top}")
+    check(s.ask("cache-set", volume="b.qcow2", primarycache="metadata")["ok"], "only metadata")
+    v = s.stats()["volumes"]
+    check(v["b.qcow2"]["data_blocks"] == 0 and v["b.qcow2: tables 0"]["metadata_blocks"] > 0, f"the tables stay: {v}")
+    check(s.ask("cache-set", volume="b.qcow2", primarycache="none")["ok"], "nothing")
+    v = s.stats()["volumes"]
+    check(v["b.qcow2: tables 0"]["metadata_blocks"] == 0, f"and they go: {v}")
+    s.end()
+
+
 def without():
     s = Serve("--cache-size", "0")
     s.read_all()
@@ -115,4 +146,5 @@ if not shutil.which("nbdcopy"):
     print("nbdcopy is missing (Debian: libnbd-bin)")
     sys.exit(77)
 figures_and_settings()
+tables_of_a_format_are_metadata()
 without()

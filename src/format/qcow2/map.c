@@ -200,7 +200,7 @@ co_fn int co_q2_check_host(struct qcow2 *q, uint64_t host, uint64_t guest)
 co_fn int co_q2_read_image(struct qcow2 *q, uint64_t off, void *buf, uint64_t len)
 {
 	uint64_t size = q->disk.file->size, n = off < size ? min(len, size - off) : 0;
-	int ret = n ? co_disk_read(q->disk.file, off, buf, n, 0) : 0;
+	int ret = n ? co_disk_read(q->disk.file, off, buf, n, DISK_METADATA) : 0;
 
 	if (!ret && n < len)
 		memset((uint8_t *)buf + n, 0, len - n);
