@@ -4,8 +4,8 @@
  *
  * Clusters are reserved many at a time, ahead of their use: they are made to read as zeroes where they do not (a file that grows does), their
  * refcounts are set to 1 and flushed, and only then may anything use them (internal.h, invariant (1)). So allocating is a subtraction, refcounts cost a
- * write and a flush per 64 MiB, and a flush of the guest's writes none at all. What is left of the reserve is given back at close; a
- * crash leaks it. Writers who allocate one after another get adjacent clusters.
+ * write and a flush per 64 MiB, and a flush of the guest's writes none at all. The file system gives their space at once and in one piece. What is left
+ * of the reserve is given back at close; a crash leaks it. Writers who allocate one after another get adjacent clusters.
  *
  * What is freed goes through a ring: (off the table) -> freed, until a flush of tables has ended and the requests of that time have -> refcount
  * lowered, in memory and some time later on disk -> if that is 0, the hole is punched -> reserved again, when the holes have been flushed.
@@ -103,6 +103,9 @@ static co_fn int co_take(struct qcow2 *q, struct refill *f, uint64_t first, uint
 	uint64_t value;
 	int ret = co_q2_make_zero(q, first, n);
 
+	/* Space in one piece: small writes into holes would each have the file system look for some. Where it cannot be had, holes will do. */
+	if (!ret)
+		co_disk_zero(q->disk.file, first << q->g.cluster_bits, n << q->g.cluster_bits, DISK_FAST);
 	for (uint64_t i = 0; i < n && !ret; i++) {
 		ret = co_q2_refcount_add(q, first + i, 1, &value);
 		/* It was 0 a moment ago. */
@@ -397,6 +400,9 @@ co_fn int co_q2_release(struct qcow2 *q)
 
 		q->reserved -= r.n;
 		q->free_hint = min(q->free_hint, r.first);
+		/* What lies at the end is cut off below. */
+		if (r.first + r.n != q->frontier)
+			co_disk_discard(q->disk.file, r.first << q->g.cluster_bits, r.n << q->g.cluster_bits, 0);
 		for (uint64_t i = 0; i < r.n && !ret; i++)
 			ret = co_q2_refcount_add(q, r.first + i, -1, &value);
 	}
