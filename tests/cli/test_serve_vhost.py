@@ -33,7 +33,20 @@ def control(path, **request):
     with socket.socket(socket.AF_UNIX) as s:
         s.connect(path)
         s.sendall(json.dumps(request).encode() + b"\n")
-        return json.loads(s.makefile().readline())["result"]
+        answer = json.loads(s.makefile().readline())
+        return answer["result"] if answer["ok"] else answer["error"]
+
+
+def resize(ctl):
+    check(control(ctl, command="resize", volume="two", size="64M") == {"size": 64 << 20}, "it grows")
+    check(control(ctl, command="resize", volume="two", size=(64 << 20) + 512) == {"size": (64 << 20) + 512}, "it grows by a sector")
+    check("lose its end" in control(ctl, command="resize", volume="two", size="16M"), "it does not shrink by chance")
+    check(control(ctl, command="resize", volume="two", size="16M", shrink=True) == {"size": 16 << 20}, "it shrinks when told to")
+    for size in (0, -1, 1000, "x", "", None, [], (1 << 63) - 512, "16E"):
+        check("multiple of 512" in control(ctl, command="resize", volume="two", size=size), f"the size {size} is refused")
+    check("no volume 'six'" in control(ctl, command="resize", volume="six", size="1G"), "an unknown volume is named")
+    sizes = [v["size"] for v in control(ctl, command="status")["volumes"]]
+    check(sizes == [16 << 20, 16 << 20], f"sizes: {sizes}")
 
 
 def bench(path, *args):
@@ -73,6 +86,7 @@ def main():
             status = control(ctl, command="status")
             check([v["volume"] for v in status["vhost_user"]] == ["one", "two", "one"], "the sockets' disks")
             check(all(v["requests"] > 0 and v["errors"] == 0 and not v["connected"] for v in status["vhost_user"]), f"{status['vhost_user']}")
+            resize(ctl)
             # a second front end waits; the first one, that says nothing, does not keep the process from its end
             hold = socket.socket(socket.AF_UNIX)
             hold.connect(a)
