@@ -16,7 +16,7 @@ static json_t *counters(const struct cache_counters *n)
 
 static json_t *volume_figures(const struct cache_volume *v)
 {
-	return json_pack("{ss sI sI sI sI sI so so s{sI sI sI sb}}", "primarycache", cache_mode_name(v->mode),
+	return json_pack("{ss sb sI sI sI sI sI so so s{sI sI sI sb}}", "primarycache", cache_mode_name(v->mode), "tables", v->tables,
 			 "bytes", (json_int_t)v->slots * v->c->block,
 			 "data_blocks", (json_int_t)v->records[CACHE_DATA], "metadata_blocks", (json_int_t)v->records[CACHE_METADATA],
 			 "share", (json_int_t)v->share * v->c->block, "limit", (json_int_t)v->limit * v->c->block,

@@ -34,6 +34,8 @@ struct cli_verb {
 int cli_serve(int argc, char **argv);
 int cli_log(int argc, char **argv);
 int cli_perf(int argc, char **argv);
+int cli_stat(int argc, char **argv);
+int cli_advise(int argc, char **argv);
 int cli_image(int argc, char **argv);
 
 /* The values of an option that may be given several times. */

@@ -28,6 +28,8 @@ static const struct cli_verb verbs[] = {
 	{ "log", cli_log },
 	{ "image", cli_image },
 	{ "perf", cli_perf },
+	{ "stat", cli_stat },
+	{ "advise", cli_advise },
 	{ "help", cli_help_verb },
 	{ NULL, NULL }
 };

@@ -101,6 +101,39 @@ def figures_and_settings():
     s.end()
 
 
+def stat_and_advise():
+    def run(*args):
+        return subprocess.run([WEIR, *args], capture_output=True, text=True, timeout=30, check=False)
+
+    s = Serve("--cache-size", "20M")
+    p = run("advise", s.control)
+    check(p.returncode == 0 and p.stdout == "a.raw: too few reads to tell\n", p.stdout + p.stderr)
+    s.read_all()
+    p = run("advise", s.control)
+    check("a.raw: re-reads next to nothing" in p.stdout, p.stdout + p.stderr)
+    s.read_all()
+    s.read_all()
+    p = run("advise", s.control)
+    check(p.returncode == 0 and "(all it reads)" in p.stdout and "more would change little" in p.stdout, p.stdout + p.stderr)
+    check(list(json.loads(run("advise", "--json", s.control).stdout)) == ["a.raw"], "the curves as JSON")
+
+    st = subprocess.Popen([WEIR, "stat", "-i", "1s", "-n", "2", s.control], stdout=subprocess.PIPE, text=True)
+    lines = [st.stdout.readline() for _ in range(2)]
+    s.read_all()
+    lines += st.stdout.readlines()
+    check(st.wait(20) == 0 and len(lines) == 3 and lines[0].split()[:2] == ["time", "reads/s"], f"a header and two lines: {lines}")
+    check(lines[1].split()[1:3] == ["0", "-"] or lines[2].split()[2] == "100.0", f"rest, then hits: {lines}")
+    p = run("stat", "--json", "-n", "1", s.control)
+    check(json.loads(p.stdout)["size"] == 20 * MIB, p.stdout)
+    s.end()
+    for verb in ("stat", "advise"):
+        p = run(verb, "/nonexistent")
+        check(p.returncode == 1 and p.stderr.count("\n") == 1 and "--control" in p.stderr, p.stderr)
+    s = Serve("--cache-size", "0")
+    check("--cache-size" in run("stat", s.control).stderr and "--cache-size" in run("advise", s.control).stderr, "no cache")
+    s.end()
+
+
 def tables_of_a_format_are_metadata():
     def disk(folder):
         image = os.path.join(folder, "b.qcow2")
@@ -146,5 +179,6 @@ if not shutil.which("nbdcopy"):
     print("nbdcopy is missing (Debian: libnbd-bin)")
     sys.exit(77)
 figures_and_settings()
+stat_and_advise()
 tables_of_a_format_are_metadata()
 without()

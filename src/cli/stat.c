@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: MIT */
+/* weir stat: what the read cache of a server does, a line for each interval, in the manner of arcstat. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/ask.h"
+#include "cli/cli.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "util/size.h"
+
+#define SECOND 1000000000ull
+#define HEADER_EVERY 20
+
+/* Sums over the volumes. Those that count events only grow. */
+struct figures {
+	uint64_t reads[2], hits[2];	/* blocks: data, metadata. What was joined hits */
+	uint64_t recent, frequent, ghosts, ahead;
+	uint64_t memory, size, target;
+};
+
+static uint64_t number(json_t *obj, const char *key)
+{
+	return (uint64_t)json_integer_value(json_object_get(obj, key));
+}
+
+static void take(json_t *cache, struct figures *f)
+{
+	static const char *const class[] = { "data", "metadata" };
+	const char *name;
+	json_t *v;
+
+	memset(f, 0, sizeof(*f));
+	json_object_foreach(json_object_get(cache, "volumes"), name, v) {
+		for (int i = 0; i < 2; i++) {
+			json_t *c = json_object_get(v, class[i]);
+
+			f->reads[i] += number(c, "reads");
+			f->hits[i] += number(c, "hits") + number(c, "joined");
+		}
+		f->ahead += number(json_object_get(v, "read_ahead"), "blocks");
+	}
+	for (int i = 0; i < 2; i++) {
+		json_t *c = json_object_get(cache, class[i]);
+
+		f->recent += number(c, "hits_recent");
+		f->frequent += number(c, "hits_frequent");
+		f->ghosts += number(c, "ghost_hits_recent") + number(c, "ghost_hits_frequent");
+	}
+	f->memory = number(cache, "memory");
+	f->size = number(cache, "size");
+	f->target = number(json_object_get(cache, "data"), "target_recent") * number(cache, "block");
+}
+
+/* Volumes may have gone since: then nothing is better than nonsense. */
+static uint64_t grown(uint64_t now, uint64_t before)
+{
+	return now > before ? now - before : 0;
+}
+
+static const char *percent(uint64_t part, uint64_t all, char buf[static 8])
+{
+	if (all)
+		snprintf(buf, 8, "%.1f", 100.0 * (double)min(part, all) / (double)all);
+	else
+		strcpy(buf, "-");
+	return buf;
+}
+
+static void print_line(const struct figures *a, const struct figures *b, double seconds, unsigned n)
+{
+	char clock[16], p[3][8], size[3][16];
+	time_t now = time(NULL);
+	struct tm tm;
+	uint64_t reads[2], hits[2];
+
+	for (int i = 0; i < 2; i++) {
+		reads[i] = grown(b->reads[i], a->reads[i]);
+		hits[i] = grown(b->hits[i], a->hits[i]);
+	}
+	if (n % HEADER_EVERY == 0)
+		printf("%-8s %9s %6s %6s %6s %8s %8s %7s %7s %10s %10s %10s\n", "time", "reads/s", "hit%", "data%", "meta%", "recent", "frequent",
+		       "ghosts", "ahead", "memory", "size", "target");
+	strftime(clock, sizeof(clock), "%H:%M:%S", localtime_r(&now, &tm));
+	printf("%-8s %9.0f %6s %6s %6s %8.0f %8.0f %7.0f %7.0f %10s %10s %10s\n", clock, (double)(reads[0] + reads[1]) / seconds,
+	       percent(hits[0] + hits[1], reads[0] + reads[1], p[0]), percent(hits[0], reads[0], p[1]), percent(hits[1], reads[1], p[2]),
+	       (double)grown(b->recent, a->recent) / seconds, (double)grown(b->frequent, a->frequent) / seconds,
+	       (double)grown(b->ghosts, a->ghosts) / seconds, (double)grown(b->ahead, a->ahead) / seconds, size_format(b->memory, size[0]),
+	       size_format(b->size, size[1]), size_format(b->target, size[2]));
+	fflush(stdout);
+}
+
+static json_t *ask_cache(const char *path, struct err *err)
+{
+	json_t *stats = ask_server(path, json_pack("{s:s}", "command", "stats"), err), *cache;
+
+	if (!stats)
+		return NULL;
+	cache = json_incref(json_object_get(stats, "cache"));
+	json_decref(stats);
+	if (json_is_object(cache))
+		return cache;
+	json_decref(cache);
+	err_set(err, -2, "%s: the server has no read cache; it comes with --cache-size", path);
+	return NULL;
+}
+
+int cli_stat(int argc, char **argv)
+{
+	uint64_t interval = SECOND, count = UINT64_MAX;
+	struct figures a = { 0 }, b;
+	struct err err = ERR_INIT;
+	bool json = false;
+	const struct cli_opt opts[] = {
+		CLI_DURATION("interval", 'i', "DURATION", &interval, SECOND / 100, 3600 * SECOND),
+		CLI_U64("count", 'n', "N", &count, 1, UINT32_MAX),
+		CLI_FLAG("json", 'j', &json),
+		CLI_END
+	};
+	const char *path = cli_parse("stat", opts, "CONTROL", argc, argv)[0];
+	struct timespec pause = { (time_t)(interval / SECOND), (long)(interval % SECOND) };
+
+	for (uint64_t n = 0; n < count || (!json && n == count); n++) {
+		json_t *cache = ask_cache(path, &err);
+
+		if (!cache)
+			return cli_fail("stat", &err);
+		if (json) {
+			json_dumpf(cache, stdout, JSON_COMPACT);
+			putchar('\n');
+			fflush(stdout);
+		} else {
+			take(cache, &b);
+			if (n)
+				print_line(&a, &b, (double)interval / SECOND, (unsigned)(n - 1));
+			a = b;
+		}
+		json_decref(cache);
+		if (n + json < count)
+			nanosleep(&pause, NULL);
+	}
+	return 0;
+}
