@@ -171,20 +171,19 @@ static co_fn int co_walk_l2(struct qcow2_walk *w, const struct qcow2_ref *table,
 	return changed ? co_qcow2_img_write(img, table->off, w->l2_buf, g->cluster_size, err) : 0;
 }
 
-#define SEEN (2 * QCOW2_L1_PIECE)
+#define SEEN (4 * QCOW2_L1_PIECE)
 #define TWINS 64
 
 /*
  * Whether an L2 table was met before in this piece. No program makes such images; one made on purpose could keep us reading for days, so that a few of a
  * tree are followed.
  */
-static bool seen(struct qcow2_walk *w, uint64_t off)
+static bool seen(struct qcow2_walk *w, uint64_t off, uint64_t mask)
 {
-	uint64_t i = off / 512 * 0x9e3779b97f4a7c15ull >> 50;
+	uint64_t i = (off / 512 * 0x9e3779b97f4a7c15ull >> 40) & mask;
 
-	static_assert(SEEN == 1 << 14, "the shift");
 	while (w->seen[i] && w->seen[i] != off)
-		i = (i + 1) % SEEN;
+		i = (i + 1) & mask;
 	if (w->seen[i])
 		return true;
 	w->seen[i] = off;
@@ -197,9 +196,12 @@ static co_fn int co_walk_l1(struct qcow2_walk *w, int snap, uint64_t l1_off, uin
 	struct qcow2_img *img = w->img;
 	const struct qcow2_geo *g = &img->h.geo;
 	bool changed = false, clear;
+	uint64_t mask = 1;
 	int rc = 0;
 
-	memset(w->seen, 0, SEEN * sizeof(*w->seen));
+	while (mask < 2 * n)
+		mask = 2 * mask + 1;
+	memset(w->seen, 0, (mask + 1) * sizeof(*w->seen));
 	if (w->l1 && snap < 0)
 		changed = w->l1(w, first, n, buf);
 	for (uint64_t i = 0; i < n && !rc; i++) {
@@ -214,7 +216,7 @@ static co_fn int co_walk_l1(struct qcow2_walk *w, int snap, uint64_t l1_off, uin
 			break;
 		if (!(entry & QCOW2_L1_RESERVED) && !r.off)
 			continue;
-		w->twins += seen(w, r.off);
+		w->twins += seen(w, r.off, mask);
 		if (tell(w, &r, entry & QCOW2_L1_RESERVED ? "has reserved bits set" : w->twins > TWINS ? "is the L2 table of many others" : NULL, &clear))
 			rc = co_walk_l2(w, &r, err);
 		if (clear)

@@ -119,7 +119,7 @@ co_fn int co_qcow2_img_read_snapshots(struct qcow2_img *img, struct err *err)
 		return err_set(err, -EINVAL, "%s: its snapshot table (%u snapshots at 0x%" PRIx64 ") reaches beyond the end of the file", img->name,
 			       img->h.nb_snapshots, r.off);
 	img->snap = calloc(img->h.nb_snapshots, sizeof(*img->snap));
-	r.buf = qcow2_img_alloc(PIECE + MORE);
+	r.buf = malloc(PIECE + MORE);
 	if (!img->snap || !r.buf)
 		rc = err_errno(err, -ENOMEM, "%s", img->name);
 	while (!rc && img->n_snap < img->h.nb_snapshots) {
