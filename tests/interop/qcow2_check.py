@@ -108,7 +108,7 @@ def leaks():
 
 
 def refcounts():
-    for snapshot in (False, True):
+    for snapshot in (True,):
         t = make(snapshot=snapshot)
         t.set_refcount(t.l2_entry(64 << 10)[1] & OFFSET, 0)
         damaged("a data cluster with refcount 0", t, 4, "refcount")

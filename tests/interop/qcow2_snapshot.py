@@ -89,7 +89,7 @@ def random_snapshots():
         for n in range(max(1, int(scale()))):
             image = Image(r, options, mixed=True)
             history = []
-            for _ in range(5):
+            for _ in range(4):
                 image.write()
                 history.append(image.step())
             image.write()
