@@ -110,6 +110,7 @@ bool ahead_note(struct cache_volume *v, uint64_t off, uint64_t len)
 	if (s->ahead - end > s->window / 2)
 		return true;
 	stop = min(end + s->window, v->disk.size);
+	stop = min(stop, KEY_BLOCKS << c->shift);
 	if (s->ahead < stop)
 		s->ahead = max(start(v, s->ahead >> c->shift, (stop - 1) >> c->shift) << c->shift, s->ahead);
 	s->window = min(s->window * 2, most);

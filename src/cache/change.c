@@ -56,6 +56,12 @@ void change_begin(struct cache_volume *v, struct cache_change *ch, uint64_t off,
 {
 	ch->first = off >> v->c->shift;
 	ch->last = (off + len - 1) >> v->c->shift;
+	ch->wide = false;
+	if (ch->last >= KEY_BLOCKS) {
+		ch->last = KEY_BLOCKS - 1;
+		if (ch->first > ch->last)
+			return;
+	}
 	ch->wide = ch->last - ch->first >= NARROW;
 	if (ch->wide)
 		list_add_tail(&v->wide, &ch->node);
@@ -141,7 +147,7 @@ co_fn void co_drop_range(struct cache_volume *v, uint64_t first, uint64_t last)
 	if (!(v->records[0] + v->records[1]))
 		return;
 	if (last - first > c->rec_touched) {
-		co_drop_by_table(v, first, min(last, (1ull << KEY_BLOCK_BITS) - 1));
+		co_drop_by_table(v, first, last);
 		return;
 	}
 	for (uint64_t b = first; b <= last && v->records[0] + v->records[1]; b++) {

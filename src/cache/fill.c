@@ -20,8 +20,11 @@ struct cache_fill *fill_find(struct cache_volume *v, uint64_t block)
 	for (unsigned i = 0; i < c->n_flying; i++) {
 		const struct cache_flying *x = &c->flying[i];
 
-		if (key - x->first < x->n && !(c->fill[x->fill].state[key - x->first] & FILL_DOOMED))
-			return &c->fill[x->fill];
+		struct cache_fill *f = &c->fill[x->fill];
+
+		/* One that has failed already is not asked: the error was of an earlier read. */
+		if (key - x->first < x->n && !(f->state[key - x->first] & FILL_DOOMED) && !f->error)
+			return f;
 	}
 	return NULL;
 }
@@ -60,6 +63,7 @@ struct cache_fill *fill_start(struct cache_volume *v, enum cache_class class, ui
 		return NULL;
 	f->n = 0;
 	max = min(max, (uint64_t)FILL_MAX);
+	max = min(max, KEY_BLOCKS - first);
 	while (f->n < max && (!f->n || is_missing(v, first + f->n))) {
 		enum policy_ghost ghost = access ? policy_miss(&c->policy[class], cache_key(v, first + f->n)) : POLICY_UNKNOWN;
 		uint32_t slot = slot_get(v, class, ghost);

@@ -37,6 +37,7 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 #define KEY_BLOCK_BITS 44
+#define KEY_BLOCKS (1ull << KEY_BLOCK_BITS)	/* of a disk; what lies behind them is not cached */
 #define FILL_MAX 128u		/* blocks of one read from below */
 #define FILLS 256u		/* in flight */
 #define NARROW 64u		/* blocks of a change that is counted block by block */

@@ -19,12 +19,15 @@
 /* Evicts until no more slots are used than allowed. What reads in flight hold comes later, when they have ended. */
 static co_fn void co_evict_surplus(struct cache *c)
 {
-	unsigned n = 0;
+	unsigned n = 0, tries = 0;
 
 	while (c->mem.used > c->mem.allowed * c->mem.per_chunk) {
 		enum cache_class class = c->slots[CACHE_METADATA] > c->ceiling || !c->policy[CACHE_DATA].resident ? CACHE_METADATA : CACHE_DATA;
 
 		if (!record_evict(c, NULL, class, POLICY_UNKNOWN) && !record_evict(c, NULL, !class, POLICY_UNKNOWN)) {
+			/* A read that hangs is no reason to hang as well. */
+			if (++tries == RETRIES)
+				return;
 			co_sleep_ns(RETRY_NS);
 			continue;
 		}

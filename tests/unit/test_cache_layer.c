@@ -180,6 +180,35 @@ static void blocks_of_zeroes_take_no_data_memory(void)
 	on_sim(seed, co_zeroes, NULL);
 }
 
+static co_fn void co_huge(void *arg)
+{
+	struct cache *c = make_cache(40, (struct cache_config){ .no_read_ahead = true });
+	struct disk *huge = co_cached(c, "null:200P"), *d = co_cached(c, "mem:1M");
+	uint64_t behind = ((1ull << KEY_BLOCK_BITS) * volume_of(d)->id + 5) * BLOCK;
+	static char buf[BLOCK];
+
+	memset(buf, 6, sizeof(buf));
+	CHECK_EQ(co_disk_write(d, 5 * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_read(d, 5 * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_read(huge, 0, buf, BLOCK, 0), 0);
+	memset(buf, 7, sizeof(buf));
+	CHECK_EQ(co_disk_write(huge, behind, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_zero(huge, behind - BLOCK, 1 << 20, 0), 0);
+	CHECK_EQ(co_disk_read(huge, behind, buf, BLOCK, 0), 0);
+	CHECK_EQ(volume_of(huge)->records[CACHE_DATA], 1);
+	CHECK_EQ(co_disk_read(d, 5 * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(buf[0], 6);
+	CHECK_EQ(volume_of(d)->count[CACHE_DATA].hits, 1);
+	co_disk_close(huge);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void a_disk_beyond_the_index_is_not_cached_and_disturbs_nobody(void)
+{
+	on_sim(seed, co_huge, NULL);
+}
+
 /* --- Read-ahead --- */
 
 static co_fn void co_fill(struct disk *d, uint64_t bytes)
@@ -381,6 +410,7 @@ int main(void)
 	RUN(a_block_in_flight_is_read_once_for_all_who_wait);
 	RUN(a_read_that_fails_is_reported_and_not_remembered);
 	RUN(blocks_of_zeroes_take_no_data_memory);
+	RUN(a_disk_beyond_the_index_is_not_cached_and_disturbs_nobody);
 	RUN(sequential_reads_are_read_ahead);
 	RUN(read_ahead_that_does_not_pay_stops);
 	RUN(a_share_is_kept_and_a_limit_is_one);
