@@ -39,7 +39,7 @@ void virtio_blk_reset(struct virtio_blk *b)
 	b->writeback = true;
 }
 
-static bool is_writeback(const struct virtio_blk *b)
+bool virtio_blk_is_writeback(const struct virtio_blk *b)
 {
 	if (!(b->features & BIT(VIRTIO_BLK_F_FLUSH)))
 		return false;
@@ -84,14 +84,14 @@ void virtio_blk_config(const struct virtio_blk *b, uint8_t config[VIRTIO_BLK_CON
 
 co_fn int co_virtio_blk_set_config(struct virtio_blk *b, uint32_t off, const void *data, uint32_t len)
 {
-	bool on, was = is_writeback(b);
+	bool on, was = virtio_blk_is_writeback(b);
 
 	if (off != VIRTIO_BLK_CONFIG_WCE || len != 1)
 		return -EINVAL;
 	on = *(const uint8_t *)data != 0;
 	b->writeback = on;
 	/* From here on new writes are durable; those that completed before get a flush. */
-	if (was && !is_writeback(b) && !b->v->read_only)
+	if (was && !virtio_blk_is_writeback(b) && !b->v->read_only)
 		return co_volume_flush(b->v);
 	return 0;
 }
@@ -137,7 +137,7 @@ static bool take_out(struct iovec **iov, int *n, void *dst, size_t len)
 
 static unsigned write_flags(const struct virtio_blk *b)
 {
-	return is_writeback(b) ? 0 : DISK_FUA;
+	return virtio_blk_is_writeback(b) ? 0 : DISK_FUA;
 }
 
 /* A change has succeeded that began with these flags. If the cache was switched off meanwhile, it is still to be made durable. */

@@ -29,6 +29,8 @@ struct virtio_blk {
 
 /* The feature bits of the device type (not those of the transport). */
 uint64_t virtio_blk_features(const struct virtio_blk *b);
+/* Whether writes complete before they are durable. */
+bool virtio_blk_is_writeback(const struct virtio_blk *b);
 /* Back to how the device is before a driver has found it. */
 void virtio_blk_reset(struct virtio_blk *b);
 void virtio_blk_config(const struct virtio_blk *b, uint8_t config[VIRTIO_BLK_CONFIG_LEN]);

@@ -225,10 +225,10 @@ static json_t *device_status(const struct vhost_device *d)
 		if (d->queues[i] && d->queues[i]->ring.num)
 			json_array_append_new(queues, queue_status(d->queues[i]));
 	snprintf(features, sizeof(features), "0x%llx", (unsigned long long)d->features);
-	return json_pack("{s:s, s:s, s:b, s:s?, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o}", "path", d->config.path,
+	return json_pack("{s:s, s:s, s:b, s:s?, s:I, s:s, s:s?, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o}", "path", d->config.path,
 			 "volume", d->config.volume->name, "connected", d->fd >= 0, "peer", d->fd >= 0 ? d->peer : NULL,
 			 "connections", (json_int_t)d->connections, "features", features,
-			 "cache", !(d->features & (1 << 9)) || !d->blk.writeback ? "writethrough" : "writeback",
+			 "cache", d->fd < 0 ? NULL : virtio_blk_is_writeback(&d->blk) ? "writeback" : "writethrough",
 			 "requests", (json_int_t)d->blk.requests, "errors", (json_int_t)d->blk.errors,
 			 "flushes", (json_int_t)d->blk.flushes, "durable_writes", (json_int_t)d->blk.durable, "migration_log", d->log_all,
 			 "memory_regions", (json_int_t)(d->memory ? d->memory->n : 0), "error", d->err.code ? d->err.msg : NULL, "queues", queues);
