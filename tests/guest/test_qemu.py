@@ -19,7 +19,7 @@ mkfs.ext4 -q -F /dev/vda || exit 1
 mount -t ext4 /dev/vda /mnt || exit 2
 echo AT kill
 fio --name=v --directory=/mnt --rw=randwrite --bs=4k --size=4m --numjobs=2 --ioengine=libaio --iodepth=8 --direct=1 --verify=crc32c --do_verify=1 \
-	--loops=3 --fsync=256 --output=/tmp/fio || { cat /tmp/fio; dmesg | tail -n 20; exit 3; }
+	--loops=2 --fsync=256 --output=/tmp/fio || { cat /tmp/fio; dmesg | tail -n 20; exit 3; }
 echo AT done
 umount /mnt
 e2fsck -fn /dev/vda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 4; }

@@ -28,9 +28,9 @@ echo zeroes=$(cat $q/write_zeroes_max_bytes)
 echo block=$(cat $q/logical_block_size)
 mkfs.ext4 -q -F /dev/vda || exit 1
 mount -t ext4 -o discard /dev/vda /mnt || exit 2
-fio --name=v --directory=/mnt --rw=randwrite --bs=4k --size=8m --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --do_verify=1 \
+fio --name=v --directory=/mnt --rw=randwrite --bs=4k --size=4m --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --do_verify=1 \
 	--fsync=64 --output=/tmp/fio || { cat /tmp/fio; exit 3; }
-dd if=/dev/urandom of=/mnt/a bs=64k count=64 conv=fsync 2>/dev/null || exit 4
+dd if=/dev/urandom of=/mnt/a bs=64k count=16 conv=fsync 2>/dev/null || exit 4
 s=$(md5sum </mnt/a)
 umount /mnt
 e2fsck -fn /dev/vda >/dev/null 2>&1 || exit 5
