@@ -39,6 +39,8 @@ def skip(why):
 class Weir:
     """`weir serve` with one vhost-user socket for each disk, and a control socket."""
 
+    running = []
+
     def __init__(self, weir, folder, disks, args=()):
         self.folder, self.sockets = folder, [os.path.join(folder, f"vhost{i}") for i in range(len(disks))]
         self.control_path = os.path.join(folder, "control")
@@ -46,8 +48,10 @@ class Weir:
         for i, s in enumerate(self.sockets):
             self.argv += ["--vhost-user", s, "--name", f"disk{i}"]
         self.argv += [*args, *disks]
+        self.p = None
         self.log = os.path.join(folder, "weir.log")
         open(self.log, "w").close()
+        Weir.running.append(self)
         self.start()
 
     def start(self):
@@ -64,8 +68,9 @@ class Weir:
             return f.read()
 
     def kill(self):
-        self.p.kill()
-        self.p.wait()
+        if self.p:
+            self.p.kill()
+            self.p.wait()
 
     def stop(self):
         if self.p.poll() is None:
@@ -191,5 +196,8 @@ def main(tests):
             log = os.path.join(folder, "weir.log")
             print(open(log, encoding="utf-8").read() if os.path.exists(log) else "", flush=True)
         finally:
+            for w in Weir.running:
+                w.kill()
+            Weir.running.clear()
             shutil.rmtree(folder)
     sys.exit(failed)
