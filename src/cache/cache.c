@@ -172,6 +172,11 @@ void cache_destroy(struct cache *c)
 	free(c);
 }
 
+void cache_end(struct cache *c)
+{
+	c->ending = true;
+}
+
 void cache_hold(struct cache *c)
 {
 	c->busy++;

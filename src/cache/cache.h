@@ -39,6 +39,9 @@ struct cache_config {
 int cache_create(const struct cache_config *config, struct cache **ret, struct err *err);
 void cache_destroy(struct cache *c);	/* NULL is fine; no layer may be left */
 
+/* All layers are about to be closed: none need give its blocks back one by one. Nothing is cached any more. Plain function. */
+void cache_end(struct cache *c);
+
 /* A layer over `file`, which it takes over on success. The name is for figures. */
 co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err);
 

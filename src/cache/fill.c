@@ -57,7 +57,7 @@ static bool is_missing(struct cache_volume *v, uint64_t block)
 struct cache_fill *fill_start(struct cache_volume *v, enum cache_class class, uint64_t first, uint64_t max, bool access)
 {
 	struct cache *c = v->c;
-	struct cache_fill *f = fill_alloc(c);
+	struct cache_fill *f = c->ending ? NULL : fill_alloc(c);
 
 	if (!f)
 		return NULL;
@@ -148,7 +148,7 @@ static void settle(struct cache_fill *f, uint32_t i)
 
 	if (f->ahead && used)
 		ahead_used(v);
-	if (f->error || (state & FILL_DOOMED) || v->closing || !cache_allows(v, f->class) || (v->limit && v->slots > v->limit) ||
+	if (f->error || (state & FILL_DOOMED) || v->closing || c->ending || !cache_allows(v, f->class) || (v->limit && v->slots > v->limit) ||
 	    record_find(c, cache_key(v, block)) != REC_NONE) {
 		slot_put(v, f->class, slot);
 		return;

@@ -361,13 +361,15 @@ static co_fn void cache_co_close(struct disk *d)
 	while (c->busy)
 		co_sleep_ns(1000000);
 	co_wait_idle(v);
-	co_drop_all(v);
+	if (!c->ending)
+		co_drop_all(v);
 	c->share_sum -= v->share;
 	c->vol[v->id] = NULL;
 	free(v->shards);
 	c->curves -= v->shards_bytes;
 	cache_recompute(c);
-	co_shrink(c);
+	if (!c->ending)
+		co_shrink(c);
 	disk_fini(d);
 	free(v->name);
 	free(v);

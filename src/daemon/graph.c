@@ -226,6 +226,8 @@ co_fn int co_graph_close(struct graph *g)
 {
 	int ret = 0;
 
+	if (g->cache)
+		cache_end(g->cache);
 	while (g->n) {
 		co_volume_destroy(g->volumes[--g->n]);
 		g->volumes[g->n] = NULL;

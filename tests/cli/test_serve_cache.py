@@ -57,7 +57,8 @@ class Serve:
 
     def end(self):
         self.p.send_signal(signal.SIGTERM)
-        check(self.p.wait(20) == 0, "it ends well")
+        rc = self.p.wait(20)
+        check(rc == 0, f"it ends well: {rc}: {self.p.stderr.read()}")
         self.p.stderr.close()
         shutil.rmtree(self.dir)
 

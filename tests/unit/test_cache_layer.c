@@ -402,6 +402,35 @@ static void the_budget_is_kept_and_made_smaller_when_told(void)
 	rt_destroy(rt);
 }
 
+static co_fn void co_end(void *arg)
+{
+	struct cache *c = make_cache(64, (struct cache_config){ .no_read_ahead = true });
+	struct disk *a = co_cached(c, "mem:1M"), *b = co_cached(c, "mem:1M");
+	static char buf[40 * BLOCK];
+
+	co_fill(a, 1 << 20);
+	co_fill(b, 1 << 20);
+	CHECK_EQ(co_disk_read(a, 0, buf, sizeof(buf), 0), 0);
+	CHECK_EQ(co_disk_read(b, 0, buf, 20 * BLOCK, 0), 0);
+	cache_end(c);
+	co_disk_close(a);
+	/* What is still open goes on, with what it has. */
+	memset(buf, 2, sizeof(buf));
+	CHECK_EQ(co_disk_write(b, 0, buf, sizeof(buf), 0), 0);
+	for (unsigned i = 0; i < 200; i++)
+		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_read(b, 0, buf, sizeof(buf), 0), 0);
+	for (unsigned i = 0; i < sizeof(buf); i++)
+		CHECK_EQ(buf[i], 2);
+	co_disk_close(b);
+	cache_destroy(c);
+}
+
+static void the_end_does_not_wait_for_a_large_cache(void)
+{
+	on_sim(seed, co_end, NULL);
+}
+
 int main(void)
 {
 	seed = test_seed();
@@ -415,6 +444,7 @@ int main(void)
 	RUN(read_ahead_that_does_not_pay_stops);
 	RUN(a_share_is_kept_and_a_limit_is_one);
 	RUN(classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once);
+	RUN(the_end_does_not_wait_for_a_large_cache);
 	RUN(the_budget_is_kept_and_made_smaller_when_told);
 	return 0;
 }
