@@ -329,7 +329,7 @@ class Bench:
         log, image = os.path.join(self.d, "log-start"), f"delay:write=100s:{self.file}"
         argv = [self.a.weir, "serve", "--nbd", "unix:" + self.sock, "--name", "v0", "--log", log]
         subprocess.run([self.a.weir, "log", "create", "--size", "2G", log], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        server = Server(self.d, [*argv, image], [f"nbd+unix:///v0?socket={self.sock}"], [self.sock])
+        server = Server(self.d, [*argv, "--discard-log", image], [f"nbd+unix:///v0?socket={self.sock}"], [self.sock])
         fio = ["fio", "--name=fill", "--ioengine=nbd", f"--uri=nbd+unix:///v0?socket={self.sock}", "--rw=write", "--bs=8000", "--iodepth=32",
                "--size=1000m", "--fsync=1000"]
         subprocess.run(fio, check=True, stdout=subprocess.DEVNULL)
@@ -492,6 +492,8 @@ def main():
         b.run_process()
     except KeyboardInterrupt:
         print("interrupted: what was measured so far", file=sys.stderr)
+    except RuntimeError as e:
+        print(f"ended early, with what was measured so far: {e}", file=sys.stderr)
     finally:
         shutil.rmtree(d, ignore_errors=True)
     stem = os.path.join("bench-results", time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
