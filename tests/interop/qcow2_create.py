@@ -3,20 +3,15 @@
 """Images that `weir image create` makes are what QEMU would have made of the same options.
 
 usage: qcow2_create.py WEIR
-
-WEIR_SCALE=2 tries every combination, and not a part of them that WEIR_SEED chooses.
 """
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 
 WEIR = os.path.abspath(sys.argv[1])
-SEED = int(os.environ.get("WEIR_SEED") or "20260101", 0)
-WHOLE = float(os.environ.get("WEIR_SCALE") or 1) > 1
 failures = 0
 
 
@@ -75,32 +70,31 @@ def same(options, size, backing=False):
         check(what + ": as much space is taken", used[0] >= used[1] * 0.98, used)
 
 
-def some(cases, n):
-    return cases if WHOLE else random.Random(SEED).sample(cases, n)
-
-
 def combinations_of_options():
-    widths = [["cluster_size=%d" % cluster, "refcount_bits=%d" % bits]
-              for cluster, bits in ((512, 1), (512, 64), (4096, 8), (65536, 64), (2 << 20, 2))]
-    cases = [(o, "5M") for o in widths] + [(o + ["preallocation=metadata"], "5M") for o in widths]
-    cases += [([], size) for size in ("0", "1000", "2T")]
-    cases += [(["cluster_size=512"], "100M"), (["cluster_size=512", "preallocation=metadata"], "20M"), (["cluster_size=2M"], "8P"),
-              (["data_file=DATA", "preallocation=falloc"], "7M")]
+    for cluster, bits in ((512, 1), (512, 64), (4096, 8), (65536, 64), (2 << 20, 2)):
+        same(["cluster_size=%d" % cluster, "refcount_bits=%d" % bits], "5M")
+        same(["cluster_size=%d" % cluster, "refcount_bits=%d" % bits, "preallocation=metadata"], "5M")
+    for size in ("0", "1000", "2T"):
+        same([], size)
+    same(["cluster_size=512"], "100M")
+    same(["cluster_size=512", "preallocation=metadata"], "20M")
+    same(["cluster_size=2M"], "8P")
     for prealloc in ("metadata", "falloc", "full"):
-        cases += [(["preallocation=" + prealloc], "7M"), (["extended_l2=on", "cluster_size=16k", "preallocation=" + prealloc], "7M")]
-    cases += [(o, "20M") for o in (["compat=0.10"], ["compat=v2", "cluster_size=4k"], ["compat=1.1", "lazy_refcounts=on"], ["compression_type=zstd"],
-                                   ["extended_l2=on"], ["extended_l2=on", "cluster_size=2M"], ["data_file=DATA"],
-                                   ["data_file=DATA", "data_file_raw=on"])]
-    for options, size in some(cases, 16):
-        same(options, size)
+        same(["preallocation=" + prealloc], "7M")
+        same(["extended_l2=on", "cluster_size=16k", "preallocation=" + prealloc], "7M")
+    same(["data_file=DATA", "preallocation=falloc"], "7M")
+    for o in (["compat=0.10"], ["compat=v2", "cluster_size=4k"], ["compat=1.1", "lazy_refcounts=on"], ["compression_type=zstd"],
+              ["extended_l2=on"], ["extended_l2=on", "cluster_size=2M"], ["data_file=DATA"], ["data_file=DATA", "data_file_raw=on"]):
+        same(o, "20M")
 
 
 def backing_files():
     with open("back.raw", "wb") as f:
         f.write(os.urandom(3 << 20))
-    kinds = ([], ["extended_l2=on", "preallocation=metadata"], ["data_file=DATA"])
-    for options, size in some([(o, size) for size in ("", "1M", "8M") for o in kinds], 4):
-        same(options, size, backing=True)
+    for size in ("", "1M", "8M"):
+        same([], size, backing=True)
+        same(["extended_l2=on", "preallocation=metadata"], size, backing=True)
+        same(["data_file=DATA"], size, backing=True)
     os.mkdir("sub")
     p = run(WEIR, "image", "create", "-q", "-b", "../back.raw", "-F", "raw", "sub/o.qcow2")
     check("a backing file is relative to the image", p.returncode == 0, p.stderr)
@@ -160,7 +154,7 @@ def main():
         print("skipped: qemu-img is not installed")
         return 77
     for test in (combinations_of_options, backing_files, what_cannot_be_is_refused):
-        print("WEIR_SEED=%d %s" % (SEED, test.__name__), flush=True)
+        print(test.__name__, flush=True)
         with tempfile.TemporaryDirectory(prefix="weir-create-") as folder:
             os.chdir(folder)
             test()
