@@ -486,14 +486,17 @@ def main():
         a.rounds, a.seconds, a.quiet, a.tries = 2, 1, 0, 1
     d = tempfile.mkdtemp(prefix="weir-bench-", dir=a.dir)
     b = Bench(a, d)
+    whole = True
     try:
         b.prepare()
         b.run()
         b.run_process()
     except KeyboardInterrupt:
         print("interrupted: what was measured so far", file=sys.stderr)
+        whole = False
     except RuntimeError as e:
         print(f"ended early, with what was measured so far: {e}", file=sys.stderr)
+        whole = False
     finally:
         shutil.rmtree(d, ignore_errors=True)
     stem = os.path.join("bench-results", time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
@@ -504,7 +507,7 @@ def main():
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with open(path, "w") as f:
                 f.write(text() + "\n")
-    return 0
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":
