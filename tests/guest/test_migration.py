@@ -18,15 +18,16 @@ MIB = 1 << 20
 # What the device puts into the guest's memory while that is being copied must arrive as well: pages of the page cache are filled by the device
 # again and again, and one that was filled behind the copier's back makes a wrong sum. The grown disk tells the guest that it has moved.
 MOVING = r"""
-mkfs.ext4 -q -F /dev/vda || exit 1
-mount -t ext4 /dev/vda /mnt || exit 2
+modprobe xfs
+mkfs.xfs -q -f /dev/vda || exit 1
+mount -t xfs /dev/vda /mnt || exit 2
 dd if=/dev/urandom of=/mnt/a bs=64k count=128 conv=fsync 2>/dev/null || exit 3
 want=$(md5sum </mnt/a)
 echo AT migrate
 rounds=0
 moved=0
 while [ $moved -lt 2 ]; do
-	[ "$(cat /sys/block/vda/size)" != 262144 ] || moved=$((moved + 1))
+	[ "$(cat /sys/block/vda/size)" != 1048576 ] || moved=$((moved + 1))
 	rounds=$((rounds + 1))
 	[ $rounds -lt 200 ] || exit 4
 	echo 3 >/proc/sys/vm/drop_caches
@@ -36,7 +37,7 @@ done
 echo rounds=$rounds
 [ "$(cat /mnt/b)" = $rounds ] || exit 7
 umount /mnt
-e2fsck -fn /dev/vda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 8; }
+xfs_repair -n /dev/vda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 8; }
 dmesg | grep -i "i/o error" && exit 9
 exit 0
 """
@@ -129,17 +130,17 @@ class MovingGuest(Guest):
 
 
 def a_guest_moves_while_it_reads_and_writes(weir, cache, folder):
-    """Each reading of a file gives the same sum, before, during and after; the file system is clean; no request failed."""
+    """Each reading of a file gives the same sum, before, during and after; its file system (XFS) is clean; no request failed."""
     disk = os.path.join(folder, "disk")
     with open(disk, "wb") as f:
-        f.truncate(64 * MIB)
+        f.truncate(320 * MIB)
     second = os.path.join(folder, "second")
     w = Weir(weir, folder, [disk], ["--vhost-user", second + ",volume=disk0"])
     seen = []
 
     def after():
         seen.append(w.device(0))
-        w.control(command="resize", volume="disk0", size="128M")
+        w.control(command="resize", volume="disk0", size="512M")
 
     g = MovingGuest(cache, [w.sockets[0], second], MOVING, after, memory="192M", timeout=150)
     g.ok()
