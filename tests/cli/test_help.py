@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """The command line says what the manual says, and a usage error is one line and exit 2.
 
@@ -9,22 +9,17 @@ import importlib.util
 import subprocess
 import sys
 
+import harness
+from harness import check, status
+
 weir, mkhelp_path, pages = sys.argv[1], sys.argv[2], sys.argv[3:]
 loader = importlib.machinery.SourceFileLoader("mkhelp", mkhelp_path)
 mkhelp = importlib.util.module_from_spec(importlib.util.spec_from_loader("mkhelp", loader))
 loader.exec_module(mkhelp)
-failures = 0
 
 
 def run(*args):
-    return subprocess.run([weir, *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
-
-
-def check(what, cond, detail=""):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED: %s%s" % (what, ": " + detail if detail else ""))
+    return harness.run(weir, *args, timeout=20)
 
 
 def check_usage_error(*args):
@@ -83,4 +78,4 @@ for entry in entries[1:]:
 documented = [e.verb for e in entries]
 for verb in built:
     check("each verb has a page", verb == "help" or verb in documented, verb)
-sys.exit(1 if failures else 0)
+sys.exit(status())

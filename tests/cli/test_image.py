@@ -11,23 +11,15 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 
+from harness import *
+
 WEIR = os.path.abspath(sys.argv[1])
-MIB = 1 << 20
-failures = 0
-
-
-def check(what, cond, detail=""):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED: %s%s" % (what, ": " + str(detail) if detail else ""), flush=True)
 
 
 def image(*args):
-    return subprocess.run([WEIR, "image", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return run(WEIR, "image", *args, timeout=60)
 
 
 def works(*args):
@@ -291,17 +283,7 @@ def what_is_printed_can_be_read():
     check("-q is quiet", p.stdout + p.stderr == "", p.stdout + p.stderr)
 
 
-def main():
-    for test in (copies_are_equal_and_sparse, a_target_in_place_is_overwritten_where_the_source_is_zero,
+sys.exit(run_tests([copies_are_equal_and_sparse, a_target_in_place_is_overwritten_where_the_source_is_zero,
                  a_replaced_file_keeps_its_mode_and_its_links, disks_with_other_drivers_are_copied,
                  an_image_may_be_made_on_a_server, an_error_leaves_no_half_copy,
-                 a_signal_leaves_no_half_copy, an_image_in_use_is_refused, bad_input_is_refused, what_is_printed_can_be_read):
-        print(test.__name__, flush=True)
-        with tempfile.TemporaryDirectory(prefix="weir-image-") as folder:
-            os.chdir(folder)
-            test()
-            os.chdir("/")
-    return 1 if failures else 0
-
-
-sys.exit(main())
+                 a_signal_leaves_no_half_copy, an_image_in_use_is_refused, bad_input_is_refused, what_is_printed_can_be_read], folders=True))

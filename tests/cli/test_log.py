@@ -14,26 +14,18 @@ import sys
 import tempfile
 import time
 
+from harness import *
+
 try:
     import nbd
 except ImportError:
-    print("skipped: python3-libnbd is missing")
-    sys.exit(77)
+    skip("python3-libnbd is missing")
 
 WEIR = os.path.abspath(sys.argv[1])
-MIB = 1 << 20
-failures = 0
-
-
-def check(what, cond, detail=""):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED: %s%s" % (what, ": " + str(detail) if detail else ""))
 
 
 def log(*args):
-    return subprocess.run([WEIR, "log", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return run(WEIR, "log", *args, timeout=60)
 
 
 def digest(path):
@@ -248,9 +240,7 @@ with tempfile.TemporaryDirectory(prefix="weir-log-") as top:
     with open("foreign2", "wb") as f:
         f.write(b"another letter")
         f.truncate(64 * MIB)
-    for test in (test_create, test_reading, test_truncated, test_in_use, test_dirty, test_discard, test_damaged_data,
-                 test_damaged_header, test_rebuild):
-        print(test.__name__, flush=True)
-        test()
+    run_tests([test_create, test_reading, test_truncated, test_in_use, test_dirty, test_discard, test_damaged_data,
+                 test_damaged_header, test_rebuild])
     os.chdir("/")
-sys.exit(1 if failures else 0)
+sys.exit(status())

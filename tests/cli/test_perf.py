@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """weir perf: its rows and keys, its verdict, and that it leaves nothing behind.
 
@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 
+from harness import *
+
 weir = os.path.abspath(sys.argv[1])
-failures = 0
 QUICK = ("--seconds", "100ms")
 
 KEYS = {
@@ -28,14 +29,8 @@ PATH_KEYS = {"driver", "file_system", "source", "device", "journal", "cache", "a
 GUEST_KEYS = {"write_cache", "fua", "discard", "sector"}
 
 
-def check(what, cond, detail=""):
-    global failures
-    print("%s: %s" % ("ok" if cond else "FAILED", what) + ("" if cond else ": %s" % (detail,)), flush=True)
-    failures += not cond
-
-
 def perf(*args):
-    return subprocess.run([weir, "perf", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    return run(weir, "perf", *args)
 
 
 def perf_json(*args, warning=""):
@@ -142,4 +137,4 @@ with tempfile.TemporaryDirectory(prefix="test-perf-", dir=".") as top:
     the_verdict_is_about_ten_milliseconds()
     a_disk_is_only_read_without_write(top)
     what_cannot_be_measured_is_one_line(top)
-sys.exit(1 if failures else 0)
+sys.exit(status())

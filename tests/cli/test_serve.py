@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """The life of `weir serve`: ready, names, sockets, the end, and the control socket.
 
 usage: test_serve.py WEIR
 """
 import contextlib
-import inspect
 import json
 import os
 import shutil
@@ -18,15 +17,12 @@ import sys
 import tempfile
 import time
 
+from harness import *
+from harness import require as check
+
 WEIR = sys.argv[1]
 TIMEOUT = 20
 HANGS = "delay:read=1h,write=1h,flush=1h:mem:64M"
-failures = 0
-
-
-def check(cond, what):
-    if not cond:
-        raise AssertionError(what)
 
 
 class Serve:
@@ -292,14 +288,4 @@ def polling_does_not_change_what_is_served():
             check(nbd_reply(c) == 0, "a write")
 
 
-for name, test in list(globals().items()):
-    if inspect.isfunction(test) and not inspect.signature(test).parameters and test.__module__ == "__main__":
-        if sys.argv[2:] and name not in sys.argv[2:]:
-            continue
-        print(name, flush=True)
-        try:
-            test()
-        except Exception as e:
-            failures += 1
-            print("FAILED: %s: %r" % (name, e))
-sys.exit(1 if failures else 0)
+sys.exit(run_tests(tests_of(globals())))

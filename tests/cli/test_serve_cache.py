@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """The read cache of `weir serve`: its figures agree with what was read, and the control socket changes it at run time.
 
@@ -12,16 +12,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
+
+from harness import *
+from harness import require as check
 
 WEIR = sys.argv[1]
-MIB = 1 << 20
-
-
-def check(cond, what):
-    if not cond:
-        print("FAILED:", what)
-        sys.exit(1)
 
 
 class Serve:
@@ -176,10 +171,5 @@ def without():
     check(p.returncode == 1 and "too small" in p.stderr and p.stderr.count("\n") == 1, p.stderr)
 
 
-if not shutil.which("nbdcopy"):
-    print("nbdcopy is missing (Debian: libnbd-bin)")
-    sys.exit(77)
-figures_and_settings()
-stat_and_advise()
-tables_of_a_format_are_metadata()
-without()
+need("nbdcopy")
+sys.exit(run_tests([figures_and_settings, stat_and_advise, tables_of_a_format_are_metadata, without]))

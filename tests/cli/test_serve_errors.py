@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """Bad input of `weir serve`: each case gets one line that names the thing and the reason, exit 1 (2 for a wrong command line), and nothing
 is overwritten or left behind.
@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 
+from harness import *
+
 WEIR = os.path.abspath(sys.argv[1])
-failures = 0
 
 
 def digest(folder):
@@ -31,7 +32,6 @@ def digest(folder):
 
 
 def case(status, words, *args, **kw):
-    global failures
     before = digest(".")
     p = subprocess.run([WEIR, "serve", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, **kw)
     lines = [x for x in p.stderr.splitlines() if not x.startswith("weir: ")]
@@ -45,9 +45,7 @@ def case(status, words, *args, **kw):
             problems.append("no %r" % word)
     if digest(".") != before:
         problems.append("the folder has changed")
-    if problems:
-        failures += 1
-        print("FAILED: weir serve %s: %s\n  %s" % (" ".join(args), ", ".join(problems), p.stderr.strip()))
+    check("weir serve %s" % " ".join(args), not problems, "%s\n  %s" % (", ".join(problems), p.stderr.strip()))
 
 
 NBD = ("--nbd", "unix:sock")
@@ -140,4 +138,4 @@ with tempfile.TemporaryDirectory(prefix="weir-errors-") as top:
         case(1, ["disk.raw", "ermission denied"], "disk.raw", "--nbd", "unix:/tmp/weir-nobody-%d" % os.getpid(), user=65534)
         os.chmod("disk.raw", 0)
         case(1, ["disk.raw", "ermission denied"], "disk.raw", "--read-only", "--nbd", "1", user=65534)
-sys.exit(1 if failures else 0)
+sys.exit(status())

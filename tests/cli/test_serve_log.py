@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """`weir serve` with a write log: several disks on one log, kills, hanging images, draining, and who may open what.
 
 usage: test_serve_log.py WEIR
 """
-import inspect
 import json
 import os
 import shutil
@@ -16,19 +15,16 @@ import sys
 import tempfile
 import time
 
+from harness import *
+from harness import require as check
+
 WEIR = os.path.abspath(sys.argv[1])
 TIMEOUT = 30
 BLOCK = 4096
-failures = 0
-
-
-def check(cond, what):
-    if not cond:
-        raise AssertionError(what)
 
 
 def weir(*args):
-    return subprocess.run([WEIR, *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
+    return run(WEIR, *args, timeout=TIMEOUT)
 
 
 class Bed:
@@ -450,16 +446,5 @@ def every_log_and_sync_mode_keeps_what_a_flush_covered():
 
 
 if "\"log\"" in weir("log").stderr and "no" in weir("log").stderr:
-    print("skipped: this build has no `weir log`")
-    sys.exit(77)
-for name, test in list(globals().items()):
-    if inspect.isfunction(test) and not inspect.signature(test).parameters and test.__module__ == "__main__":
-        if sys.argv[2:] and name not in sys.argv[2:]:
-            continue
-        print(name, flush=True)
-        try:
-            test()
-        except Exception as e:
-            failures += 1
-            print("FAILED: %s: %r" % (name, e))
-sys.exit(1 if failures else 0)
+    skip("this build has no `weir log`")
+sys.exit(run_tests(tests_of(globals())))

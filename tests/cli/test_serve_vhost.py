@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """`weir serve --vhost-user`: sockets and their disks, options, status, the end.
 
@@ -13,15 +13,13 @@ import sys
 import tempfile
 import time
 
+import harness
+
 WEIR, BENCH = sys.argv[1:3]
-failures = 0
 
 
 def check(cond, what):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED:", what, flush=True)
+    harness.check(what, cond)
 
 
 def refused(rc, text, *args):
@@ -97,7 +95,7 @@ def main():
             check(server.wait(10) == 0, "the end")
             check(time.monotonic() - started < 5, "the end comes soon")
             check(not any(os.path.exists(path) for path in (a, b, c)), "no socket is left")
-    sys.exit(failures != 0)
+    sys.exit(harness.status())
 
 
 main()

@@ -16,6 +16,8 @@ import tempfile
 import threading
 import time
 
+from harness import *
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -29,11 +31,6 @@ class Failure(Exception):
 def check(cond, what):
     if not cond:
         raise Failure(what)
-
-
-def skip(why):
-    print("skipped:", why)
-    sys.exit(77)
 
 
 class Weir:

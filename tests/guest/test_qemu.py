@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """Real guests under QEMU (software emulation): several queues, and a server that is killed under a running guest.
 

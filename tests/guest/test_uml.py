@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """Real guests under user-mode-linux: Linux' own virtio_blk driver and file system on weir's disks.
 

@@ -4,19 +4,9 @@ import os
 import subprocess
 import sys
 
+from harness import *
+
 shell = os.path.abspath(sys.argv[1])
-MIB = 1 << 20
-failures = 0
-
-
-def check(what, cond, detail=""):
-    global failures
-    print("%s: %s" % ("ok" if cond else "FAILED", what) + ("" if cond else ": %s" % (detail,)), flush=True)
-    failures += not cond
-
-
-def result():
-    return 1 if failures else 0
 
 
 class Disk:

@@ -24,15 +24,16 @@ import tempfile
 import threading
 import time
 
+from harness import *
+
 try:
     import nbd
 except ImportError:
-    print("skipped: python3-libnbd is not installed")
-    sys.exit(77)
+    skip("python3-libnbd is not installed")
 
 WEIR = sys.argv[1]
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 50 * int(os.environ.get("WEIR_SCALE") or 1)
-SEED = int(os.environ.get("WEIR_SEED") or 20260101)
+SEED = seed()
 TIMEOUT = 30
 PLACES, SLOT = 160, 16384           # the checker's; fio has what is behind them
 CHECKED = PLACES * SLOT
@@ -257,9 +258,7 @@ def rounds(d, mode, count, rng):
 
 def main():
     if subprocess.run([WEIR, "log", "-h"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
-        print("skipped: this weir cannot create a log")
-        sys.exit(77)
-    print("WEIR_SEED=%d" % SEED)
+        skip("this weir cannot create a log")
     if not shutil.which("fio"):
         print("fio is not installed: the checkers are the only load")
     rng, failed = random.Random(SEED), False

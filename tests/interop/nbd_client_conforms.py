@@ -152,7 +152,7 @@ def over_plain_replies_and_no_block_sizes():
 
 
 if __name__ == "__main__":
-    run_tests([over_nbdkit_memory, over_nbdkit_without_structured_replies, over_an_odd_size, over_blocks_of_4096_that_are_insisted_on,
+    sys.exit(run_tests([over_nbdkit_memory, over_nbdkit_without_structured_replies, over_an_odd_size, over_blocks_of_4096_that_are_insisted_on,
                over_a_server_that_emulates_fua, over_a_server_that_lacks_zeroes_extents_and_cache, over_four_connections,
                over_a_small_copy_that_flushes_by_itself, over_no_copy, over_qemu_nbd, over_qemu_storage_daemon_with_direct_io, over_weir_itself, over_tcp,
-               over_extended_headers, over_plain_replies_and_no_block_sizes])
+               over_extended_headers, over_plain_replies_and_no_block_sizes]))

@@ -322,9 +322,9 @@ def a_server_that_says_nothing_is_given_up():
 
 
 if __name__ == "__main__":
-    run_tests([replies_to_nobody_end_the_disk, a_second_reply_ends_the_disk, wrong_magic_ends_the_disk, replies_of_another_style_end_the_disk,
+    sys.exit(run_tests([replies_to_nobody_end_the_disk, a_second_reply_ends_the_disk, wrong_magic_ends_the_disk, replies_of_another_style_end_the_disk,
                data_beyond_the_request_ends_the_disk, chunks_of_a_wrong_length_end_the_disk, data_that_comes_twice_or_is_missing_ends_the_disk,
                wrong_block_status_ends_the_disk, an_extended_chunk_with_another_offset_ends_the_disk,
                a_reply_before_the_payload_is_taken_waits_for_it, honest_but_odd_replies_are_taken, holes_and_error_chunks_are_taken,
                a_read_in_too_many_pieces_fails_alone, server_errors_become_errno, a_trim_that_is_too_long_is_cut,
-               a_bad_greeting_or_export_is_refused_with_the_reason, options_answered_wrongly_are_refused, a_server_that_says_nothing_is_given_up])
+               a_bad_greeting_or_export_is_refused_with_the_reason, options_answered_wrongly_are_refused, a_server_that_says_nothing_is_given_up]))

@@ -281,4 +281,4 @@ def errors_carry_a_text():
 
 
 with Server("mem:64M") as srv:
-    run_tests(globals())
+    sys.exit(run_tests(tests_of(globals())))

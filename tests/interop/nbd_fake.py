@@ -14,7 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
+
+from harness import *
+from harness import require as check
 
 SHELL = sys.argv[1] if len(sys.argv) > 1 else "disk_shell"
 TIMEOUT = 30
@@ -25,20 +27,6 @@ FUA, NO_HOLE, DF, REQ_ONE, FAST, PAYLOAD = 1, 2, 4, 8, 16, 32
 HAS, RO, F_FLUSH, F_FUA, ROT, F_TRIM, F_ZERO, F_DF, MULTI, F_CACHE, F_FAST = 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 2048
 ALL = HAS | F_FLUSH | F_FUA | F_TRIM | F_ZERO | MULTI | F_CACHE | F_FAST
 ERR = 1 << 31
-
-
-def skip(reason):
-    print("skipped: " + reason)
-    sys.exit(77)
-
-
-def check(cond, what):
-    if not cond:
-        raise AssertionError(what)
-
-
-def equal(got, want, what):
-    check(got == want, "%s is %.300r, wanted %.300r" % (what, got, want))
 
 
 def until(cond, what):
@@ -55,24 +43,6 @@ def folder():
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def run_tests(tests):
-    only, failed = sys.argv[2:], 0
-    for t in tests:
-        if only and t.__name__ not in only:
-            continue
-        print(t.__name__, flush=True)
-        start = time.monotonic()
-        try:
-            t()
-            if time.monotonic() - start > 2:
-                print("  (%.1f s)" % (time.monotonic() - start), flush=True)
-        except Exception:
-            failed += 1
-            traceback.print_exc()
-            print("FAILED: " + t.__name__, flush=True)
-    sys.exit(1 if failed else 0)
 
 
 class Shell:

@@ -186,4 +186,4 @@ def options_in_one_piece_are_answered_one_by_one():
 
 SIZE = 16 << 20
 with Server("mem:16M", "mem:8M", "--name", "a", "--name", "b") as srv:
-    run_tests(globals())
+    sys.exit(run_tests(tests_of(globals())))

@@ -4,7 +4,6 @@
 Every test is called as `nbd_X.py WEIR`.
 """
 import contextlib
-import inspect
 import os
 import shutil
 import signal
@@ -14,6 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from harness import *
+from harness import require as check
 
 WEIR = sys.argv[1] if len(sys.argv) > 1 else "weir"
 TIMEOUT = 20
@@ -33,27 +35,6 @@ UNSUP, POLICY, INVALID, UNKNOWN, TOO_BIG, EXT_REQD = ERR + 1, ERR + 2, ERR + 3, 
 READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZERO, STATUS = range(8)
 FUA, NO_HOLE, DF, REQ_ONE, FAST, PAYLOAD = 1, 2, 4, 8, 16, 32
 EPERM, EIO, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP = 1, 5, 22, 28, 75, 95
-
-
-def skip(reason):
-    print("skipped: " + reason)
-    sys.exit(77)
-
-
-def need(*programs):
-    for p in programs:
-        if not shutil.which(p):
-            skip(p + " is not installed")
-
-
-def check(cond, what):
-    if not cond:
-        print("FAILED: " + what)
-        raise AssertionError(what)
-
-
-def equal(got, want, what):
-    check(got == want, "%s is %.300r, wanted %.300r" % (what, got, want))
 
 
 @contextlib.contextmanager
@@ -261,24 +242,3 @@ def meta_data(name=b"", *queries):
     return out
 
 
-def run_tests(names):
-    """Runs each function of the test that takes no argument; its name says what is promised."""
-    failed = 0
-    tests = [f for f in list(names.values()) if inspect.isfunction(f) and f.__module__ == "__main__" and
-             not inspect.signature(f).parameters]
-    only = sys.argv[2:]
-    for t in tests:
-        if only and t.__name__ not in only:
-            continue
-        print(t.__name__, flush=True)
-        try:
-            t()
-        except AssertionError:
-            failed += 1
-        except Exception as e:
-            failed += 1
-            import traceback
-            traceback.print_exc()
-            print("FAILED: %s: %r" % (t.__name__, e))
-    sys.stdout.flush()
-    sys.exit(1 if failed else 0)

@@ -339,4 +339,4 @@ def random_bytes_do_no_harm():
 
 
 with Server("mem:64M") as srv:
-    run_tests(globals())
+    sys.exit(run_tests(tests_of(globals())))

@@ -479,7 +479,7 @@ def weir_itself_may_be_killed():
 
 
 if __name__ == "__main__":
-    run_tests([acknowledged_changes_survive_a_server_that_forgets, they_survive_over_several_connections, they_survive_with_a_small_copy,
+    sys.exit(run_tests([acknowledged_changes_survive_a_server_that_forgets, they_survive_over_several_connections, they_survive_with_a_small_copy,
                they_survive_with_extended_headers, they_survive_a_cut_that_the_server_survives, they_survive_without_fua,
                the_copy_comes_before_any_read, only_the_newest_version_is_sent_again, a_flush_that_was_in_flight_covers_what_came_before,
                without_a_copy_the_next_flush_fails, a_copy_that_cannot_be_sent_again_fails_the_disk, an_export_that_changed_ends_the_disk,
@@ -489,4 +489,4 @@ if __name__ == "__main__":
                a_timeout_holds_while_nobody_is_there, a_server_that_drops_every_connection_is_not_run_down,
                the_first_connection_can_be_waited_for, nbdkit_may_be_killed, nbdkit_may_be_killed_with_four_connections,
                nbdkit_memory_loses_all_and_is_believed_only_what_was_flushed, qemu_nbd_with_qcow2_may_be_killed,
-               weir_itself_may_be_killed])
+               weir_itself_may_be_killed]))

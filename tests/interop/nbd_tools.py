@@ -4,13 +4,14 @@
 import json
 import os
 
+import harness
 from nbd_lib import *
 
 need("nbdinfo", "nbdcopy", "qemu-io", "qemu-img", "fio")
 
 
 def run(*args, ok=True):
-    p = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=120)
+    p = harness.run(*args)
     check(not ok or p.returncode == 0, "%s: %s%s" % (" ".join(args), p.stdout, p.stderr))
     return p.stdout
 
@@ -110,4 +111,4 @@ def ipv6_works_where_there_is_ipv6():
         equal(run("nbdinfo", "--size", "nbd://%s/" % addr).strip(), str(8 << 20), "size over IPv6")
 
 
-run_tests(globals())
+sys.exit(run_tests(tests_of(globals())))

@@ -6,7 +6,6 @@ usage: qcow2_bitmaps.py WEIR
 """
 from qcow2_lib import *  # noqa: F403
 import signal
-import time
 
 try:
     import nbd
@@ -114,5 +113,5 @@ def damage_and_resize():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(in_folder(they_are_listed_as_qemu_lists_them, who_does_not_write_keeps_them, who_writes_makes_them_inconsistent,
-                       snapshots_keep_them_while_they_are_true, damage_and_resize))
+    sys.exit(run_tests([they_are_listed_as_qemu_lists_them, who_does_not_write_keeps_them, who_writes_makes_them_inconsistent,
+                       snapshots_keep_them_while_they_are_true, damage_and_resize], folders=True))

@@ -365,5 +365,5 @@ def random_damage():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(in_folder(clean_images, leaks, refcounts, flags, entries, overlaps, refcount_structures, snapshot_tables, bits_of_the_header,
-                       what_only_looks_opens_nothing_else, hostile_images_cost_little, random_damage))
+    sys.exit(run_tests([clean_images, leaks, refcounts, flags, entries, overlaps, refcount_structures, snapshot_tables, bits_of_the_header,
+                       what_only_looks_opens_nothing_else, hostile_images_cost_little, random_damage], folders=True))

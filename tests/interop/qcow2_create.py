@@ -6,24 +6,11 @@ usage: qcow2_create.py WEIR
 """
 import json
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
+
+from harness import *
 
 WEIR = os.path.abspath(sys.argv[1])
-failures = 0
-
-
-def check(what, cond, detail=""):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED: %s%s" % (what, ": " + str(detail) if detail else ""), flush=True)
-
-
-def run(*args):
-    return subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
 
 
 def qemu(*args):
@@ -149,17 +136,6 @@ def what_cannot_be_is_refused():
     refused(["-b", "leave one away"], "-b", "back.raw", "-o", "backing_file=other", "n.qcow2")
 
 
-def main():
-    if not shutil.which("qemu-img"):
-        print("skipped: qemu-img is not installed")
-        return 77
-    for test in (combinations_of_options, backing_files, what_cannot_be_is_refused):
-        print(test.__name__, flush=True)
-        with tempfile.TemporaryDirectory(prefix="weir-create-") as folder:
-            os.chdir(folder)
-            test()
-            os.chdir("/")
-    return 1 if failures else 0
-
-
-sys.exit(main())
+if __name__ == "__main__":
+    need("qemu-img")
+    sys.exit(run_tests([combinations_of_options, backing_files, what_cannot_be_is_refused], folders=True))

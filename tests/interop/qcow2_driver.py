@@ -15,25 +15,14 @@ import sys
 import tempfile
 import time
 
+from harness import *
+
 WEIR = os.path.abspath(sys.argv[1])
 SEED = int(os.environ.get("WEIR_SEED", "20260101"))
-MIB = 1 << 20
-failures = 0
-
-
-def check(what, cond, detail=""):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED: %s%s" % (what, ": " + str(detail) if detail else ""), flush=True)
-
-
-def run(*args, stdin=None):
-    return subprocess.run(args, input=stdin, stdin=None if stdin else subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
 
 
 def ok(*args, stdin=None):
-    p = run(*args, stdin=stdin)
+    p = run(*args, **({"input": stdin} if stdin else {}))
     check(" ".join(args), p.returncode == 0, p.stdout + p.stderr)
     return p.stdout
 
@@ -76,7 +65,7 @@ def by_turns(what, image, size, rng, rounds=1):
     """weir and QEMU write to the image in turns, and qemu-io the same to raw."""
     for i in range(rounds):
         text = requests(rng, size, 30)
-        before = failures
+        before = failures()
         # Flushes cost most of the time, and no power is cut here.
         s = Serve(image + ",discard=unmap" + rng.choice(["", ",cache=unsafe", ",cache=unsafe", ",cache=unsafe"]))
         ok("qemu-img", "compare", "-f", "raw", "-F", "raw", s.uri, "raw")
@@ -87,7 +76,7 @@ def by_turns(what, image, size, rng, rounds=1):
         p = run("qemu-img", "check", image)
         check("%s: round %d: clean" % (what, i), p.returncode == 0, p.stdout + p.stderr)
         ok("qemu-img", "compare", "-f", "qcow2", "-F", "raw", image, "raw")
-        if failures > before:
+        if failures() > before:
             print("  (%s, round %d, after:\n%s)" % (what, i, text))
         text = requests(rng, size, 20)
         ok("qemu-io", "-t", "unsafe", "-f", "qcow2", image, stdin=text)
@@ -328,9 +317,7 @@ def other_programs_are_locked_out(rng):
 
 
 def main():
-    if not shutil.which("qemu-img") or not shutil.which("qemu-io"):
-        print("skipped: qemu-utils is not installed")
-        sys.exit(77)
+    need("qemu-img", "qemu-io")
     print("WEIR_SEED=%d" % SEED)
     only = sys.argv[2:]
     with tempfile.TemporaryDirectory() as d:
@@ -344,7 +331,7 @@ def main():
                 test(random.Random(SEED))
                 print("%s (%.1f s)" % (test.__name__, time.time() - began), flush=True)
         os.chdir("/")
-    sys.exit(1 if failures else 0)
+    sys.exit(status())
 
 
 main()

@@ -9,45 +9,11 @@ import subprocess
 import sys
 import tempfile
 
+from harness import *
+
 WEIR = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "weir"
-MIB = 1 << 20
 COPIED, COMPRESSED = 1 << 63, 1 << 62
 OFFSET = 0x00fffffffffffe00
-failures = 0
-
-
-def skip(reason):
-    print("skipped: " + reason)
-    sys.exit(77)
-
-
-def need(*programs):
-    for p in programs:
-        if not shutil.which(p):
-            skip(p + " is not installed")
-
-
-def check(what, cond, detail=""):
-    global failures
-    if not cond:
-        failures += 1
-        print("FAILED: %s%s" % (what, ": " + str(detail)[:2000] if detail != "" else ""), flush=True)
-    return cond
-
-
-def seed():
-    """WEIR_SEED, or the same one each time; printed."""
-    s = int(os.environ.get("WEIR_SEED") or "20260101", 0)
-    print("WEIR_SEED=%d" % s, flush=True)
-    return s
-
-
-def scale():
-    return float(os.environ.get("WEIR_SCALE") or 1)
-
-
-def run(*args, timeout=120):
-    return subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
 
 
 def must(*args):
@@ -91,23 +57,6 @@ def weir_check(image, *options):
 def equal(a, b, *options):
     p = run("qemu-img", "compare", *options, a, b)
     return check("%s and %s are equal" % (a, b), p.returncode == 0, p.stdout + p.stderr)
-
-
-def in_folder(*tests):
-    """Runs each in a folder of its own. The exit status."""
-    only = sys.argv[2:]
-    for t in tests:
-        if only and t.__name__ not in only:
-            continue
-        print(t.__name__, flush=True)
-        with tempfile.TemporaryDirectory(prefix="weir-qcow2-") as folder:
-            began = os.times()
-            os.chdir(folder)
-            t()
-            os.chdir("/")
-            now = os.times()
-            print("%s: %.1f s of processor time" % (t.__name__, sum(now[:4]) - sum(began[:4])), flush=True)
-    return 1 if failures else 0
 
 
 class Tables:

@@ -376,4 +376,4 @@ def written_by_qemu():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(in_folder(written_by_weir, written_by_weir_and_killed, written_by_qemu))
+    sys.exit(run_tests([written_by_weir, written_by_weir_and_killed, written_by_qemu], folders=True))

@@ -157,4 +157,4 @@ def what_cannot_be_is_refused():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(in_folder(random_snapshots, sizes_follow_the_snapshot, what_qemu_tells_weir_tells, what_cannot_be_is_refused))
+    sys.exit(run_tests([random_snapshots, sizes_follow_the_snapshot, what_qemu_tells_weir_tells, what_cannot_be_is_refused], folders=True))

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """A device's errors, once each, through a FUSE file of qemu-storage-daemon: what they spoil stays spoiled, and only that.
 
@@ -6,13 +6,12 @@ usage: test_file_errors.py DISK_SHELL
 """
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 
-from file_lib import MIB, Disk, check, result
+from file_lib import *
 
 EIO = -5
 MODES = ("cache=none", "cache=none,aio=threads", "cache=none,aio=native", "cache=directsync", "cache=writeback",
@@ -96,17 +95,14 @@ def a_failed_write(folder, mode):
 
 
 def main():
-    if not shutil.which("qemu-storage-daemon"):
-        print("skipped: qemu-storage-daemon is not installed")
-        return 77
+    need("qemu-storage-daemon")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        print("skipped: /dev/fuse cannot be opened")
-        return 77
+        skip("/dev/fuse cannot be opened")
     for mode in MODES:
         for test in (a_failed_flush, a_failed_flush_of_a_stable_write, a_failed_flush_among_several, a_failed_write):
             with tempfile.TemporaryDirectory(prefix="test-file-errors-", dir=".") as folder:
                 test(folder, mode)
-    return result()
+    return status()
 
 
 sys.exit(main())

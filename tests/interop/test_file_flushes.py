@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """What reaches the kernel, counted from outside: flushes, stable writes, and nothing beside them.
 
@@ -8,12 +8,10 @@ With aio=threads every operation is a system call of its own, which strace sees.
 """
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 
-from file_lib import MIB, Disk, check, result
+from file_lib import *
 
 
 def counts(image, options, *commands):
@@ -41,12 +39,9 @@ def expect(what, got, **want):
 
 
 def main():
-    if not shutil.which("strace"):
-        print("skipped: strace is not installed")
-        return 77
-    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
-        print("skipped: strace may not trace here")
-        return 77
+    need("strace")
+    if run("strace", "-o", "/dev/null", "true").returncode:
+        skip("strace may not trace here")
     pairs = [c for i in range(8) for c in ("write %d 4096 1" % (i * 4096), "flush")]
     writes = pairs[::2]
     stable = ["write %d 4096 1 fua" % (i * 4096) for i in range(8)]
@@ -70,7 +65,7 @@ def main():
         expect("unsafe: nothing is flushed", counts(image, "aio=threads,cache=unsafe", *pairs, *stable), write=16)
         expect("the last bytes of an odd size: the same, and their flush is the file's",
               counts(image, "aio=threads,cache=none", "write 1048576 100 1", "flush", "write 1048576 100 1 fua"), write=1, dsync=1, flush=1)
-    return result()
+    return status()
 
 
 sys.exit(main())

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """weir and QEMU share an image: its locks, its map, its bytes.
 
@@ -6,16 +6,15 @@ usage: test_file_qemu.py DISK_SHELL
 """
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 
-from file_lib import MIB, Disk, check, open_error, result
+from file_lib import *
 
 
-def run(*args):
-    p = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+def output(*args):
+    p = run(*args)
     return p.returncode, p.stdout, p.stderr
 
 
@@ -39,7 +38,7 @@ class qemu_io:
 
 
 def qemu_may(image, *args):
-    code, out, err = run("qemu-io", "-f", "raw", *args, image)
+    code, out, err = output("qemu-io", "-f", "raw", *args, image)
     return code == 0 and "Failed" not in err and "Failed" not in out
 
 
@@ -53,26 +52,26 @@ def qemu_may_write(image):
 
 def test_qemu_respects_weir(image):
     with Disk(image):
-        code, _, err = run("qemu-img", "convert", "-f", "raw", "-O", "raw", image, image + ".copy")
+        code, _, err = output("qemu-img", "convert", "-f", "raw", "-O", "raw", image, image + ".copy")
         check("qemu-img does not copy an image that weir writes", code != 0 and "lock" in err, err)
-        code, _, err = run("qemu-img", "resize", "-f", "raw", image, "+1M")
+        code, _, err = output("qemu-img", "resize", "-f", "raw", image, "+1M")
         check("qemu-img does not resize an image that weir writes", code != 0 and "lock" in err, err)
-        code, _, err = run("qemu-img", "info", "-U", "-f", "raw", image)
+        code, _, err = output("qemu-img", "info", "-U", "-f", "raw", image)
         check("qemu-img -U looks at it", code == 0, err)
         source = "driver=raw,file.driver=file,file.locking=off,file.filename=" + image
-        code, _, err = run("qemu-img", "convert", "--image-opts", "-O", "raw", source, image + ".copy")
+        code, _, err = output("qemu-img", "convert", "--image-opts", "-O", "raw", source, image + ".copy")
         check("qemu-img with file.locking=off copies it all the same", code == 0, err)
         check("QEMU does not write an image that weir writes", not qemu_may_write(image))
         check("QEMU does not read an image that weir writes", not qemu_may_read(image))
     with Disk(image, "read-only"):
-        code, _, err = run("qemu-img", "info", "-f", "raw", image)
+        code, _, err = output("qemu-img", "info", "-f", "raw", image)
         check("qemu-img accepts an image that weir reads", code == 0, err)
         check("QEMU reads an image that weir reads", qemu_may_read(image))
         check("QEMU does not write an image that weir reads", not qemu_may_write(image))
     with Disk(image, "log"):
         check("QEMU does not read a log", not qemu_may_read(image))
         check("QEMU does not write a log", not qemu_may_write(image))
-        code, _, err = run("qemu-img", "check", "-f", "raw", image)
+        code, _, err = output("qemu-img", "check", "-f", "raw", image)
         check("qemu-img does not check a log", code != 0 and "lock" in err, err)
     check("QEMU writes an image that weir has closed", qemu_may_write(image))
 
@@ -92,7 +91,7 @@ def test_weir_respects_qemu(image):
 
 
 def qemu_map(image):
-    _, out, _ = run("qemu-img", "map", "--output=json", "-f", "raw", image)
+    _, out, _ = output("qemu-img", "map", "--output=json", "-f", "raw", image)
     return [(e["start"], e["length"], "data" if e["data"] else "zero") for e in json.loads(out)]
 
 
@@ -128,15 +127,12 @@ def test_qemu_reads_what_weir_wrote(image):
         want[99999:100001] = b"\x22" * 2
         want[size - 700:size] = b"\x33" * 699 + b"\x44"
         check("%s: the file has the bytes and the size" % option, data == bytes(want), "%d bytes" % len(data))
-        code, out, _ = run("qemu-io", "-f", "raw", "-r", "-c", "read -P 0x11 0 99999", "-c", "read -P 0x22 99999 2", image)
+        code, out, _ = output("qemu-io", "-f", "raw", "-r", "-c", "read -P 0x11 0 99999", "-c", "read -P 0x22 99999 2", image)
         check("%s: QEMU reads the same" % option, code == 0 and "verification failed" not in out, out)
 
 
 def main():
-    missing = [p for p in ("qemu-io", "qemu-img") if not shutil.which(p)]
-    if missing:
-        print("skipped: %s is not installed" % missing[0])
-        return 77
+    need("qemu-io", "qemu-img")
     with tempfile.TemporaryDirectory(prefix="test-file-qemu-", dir=".") as folder:
         image = os.path.join(folder, "image.raw")
         with open(image, "wb") as f:
@@ -145,7 +141,7 @@ def main():
         test_weir_respects_qemu(image)
         test_the_map_is_qemus(image)
         test_qemu_reads_what_weir_wrote(image)
-    return result()
+    return status()
 
 
 sys.exit(main())
