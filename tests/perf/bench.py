@@ -5,6 +5,8 @@ Speed against the peers: weir with and without its log, qemu-storage-daemon and 
 
 usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--tries N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
 
+bench_qcow2.py has the rows for qcow2 images (--only qcow2).
+
 Everything is interleaved: a round runs each cell once, and the table shows medians over the rounds with the smallest and the largest value. Before each
 cell the machine must have been quiet for a second (bounded wait), and a cell during which other processes took more than 12 % of the processors is repeated, three times at most;
 how many cells were disturbed all the same is printed. All sides give the same durability:
@@ -25,79 +27,8 @@ import sys
 import tempfile
 import time
 
-TICK = os.sysconf("SC_CLK_TCK")
-GiB = 1 << 30
-
-
-DISTURBED = 0.12	# of all processors, by others during a cell
-
-
-def cpu_idle():
-    with open("/proc/stat") as f:
-        v = list(map(int, f.readline().split()[1:9]))
-    return v[3] + v[4], sum(v)
-
-
-def wait_quiet(limit=20.0):
-    """True once the machine was below 12 % busy for a second; False if that did not happen within the limit."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        i0, t0 = cpu_idle()
-        time.sleep(1)
-        i1, t1 = cpu_idle()
-        if t1 > t0 and (i1 - i0) / (t1 - t0) > 0.88:
-            return True
-    return False
-
-
-def cpu_seconds(pid):
-    with open(f"/proc/{pid}/stat") as f:
-        v = f.read().rsplit(")", 1)[1].split()
-    return (int(v[11]) + int(v[12])) / TICK
-
-
-class Server:
-    """A server process on unix sockets in `d`; `uris` are its exports."""
-
-    def __init__(self, d, argv, uris, sockets, env=None):
-        for s in sockets:
-            if os.path.exists(s):
-                os.unlink(s)
-        self.uris = uris
-        self.err = open(os.path.join(d, "server.log"), "w")
-        self.p = subprocess.Popen(argv, stdout=self.err, stderr=self.err, stdin=subprocess.DEVNULL, env=env)
-        end = time.monotonic() + 20
-        while not all(os.path.exists(s) for s in sockets) or not self.up():
-            if self.p.poll() is not None or time.monotonic() > end:
-                with open(self.err.name) as f:
-                    raise RuntimeError(f"{argv[0]} did not start: {f.read()}")
-            time.sleep(0.01)
-        self.cpu0 = cpu_seconds(self.p.pid)
-
-    def up(self):
-        return subprocess.run(["nbdinfo", "--size", self.uris[0]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              check=False).returncode == 0
-
-    def start_clock(self):
-        self.cpu0 = cpu_seconds(self.p.pid)
-
-    def cpu(self):
-        return cpu_seconds(self.p.pid) - self.cpu0
-
-    def stop(self):
-        if self.p.poll() is None:
-            self.p.send_signal(signal.SIGTERM)
-        try:
-            self.p.wait(10)
-        except subprocess.TimeoutExpired:
-            self.p.kill()
-            self.p.wait()
-        self.err.close()
-
-
-class VhostServer(Server):
-    def up(self):
-        return True
+import bench_qcow2
+from bench_lib import DISTURBED, GiB, Server, TICK, VhostServer, cpu_idle, wait_quiet
 
 
 class Bench:
@@ -109,6 +40,7 @@ class Bench:
         self.cells = {}		# (workload, who) -> list of results
         self.busy = self.total = 0
         self.process = {}
+        self.qcow2 = bench_qcow2.Qcow2(self)
 
     # --- set-up ---
 
@@ -253,6 +185,8 @@ class Bench:
             server.start_clock()
         if workload.startswith("vhost"):
             r = self.vhost(workload, server)
+        elif workload.startswith("qcow2"):
+            r = self.qcow2.run(workload.split(), server)
         else:
             r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who) if server else self.raw_jobs(workload, who)), workload)
         used = server.cpu() if server else 0
@@ -265,6 +199,13 @@ class Bench:
         return r
 
     def cell(self, workload, who):
+        best = self.qcow2.cell(workload, who) if workload.startswith("qcow2") else self.best_of(workload, who)
+        self.total += 1
+        self.busy += best["others"] > DISTURBED
+        self.cells.setdefault((workload, who), []).append(best)
+        return best
+
+    def best_of(self, workload, who):
         best = None
         server = None if who.startswith("raw file") else self.server(who)
         try:
@@ -281,9 +222,6 @@ class Bench:
         finally:
             if server:
                 server.stop()
-        self.total += 1
-        self.busy += best["others"] > DISTURBED
-        self.cells.setdefault((workload, who), []).append(best)
         return best
 
     # --- the whole ---
@@ -312,10 +250,11 @@ class Bench:
         ("vhost randread qd1 ", ["weir vhost null", "weir vhost null, polling", "weir vhost mem", "qsd vhost null-co"]),
         ("vhost randread qd32 ", ["weir vhost null", "weir vhost null, polling", "weir vhost mem", "qsd vhost null-co"]),
         ("vhost randread qd128 ", ["weir vhost null", "weir vhost null, polling", "qsd vhost null-co"]),
+        *bench_qcow2.PLAN,
     ]
 
     def run(self):
-        plan = [(w, who) for w, whos in self.PLAN for who in whos if not self.a.only or w.split()[0] in self.a.only]
+        plan = [(w, who) for w, whos in self.PLAN for who in whos if not self.a.only or any((w + " ").startswith(o + " ") for o in self.a.only)]
         for n in range(self.a.rounds):
             for i, (w, who) in enumerate(plan):
                 r = self.cell(w, who)
@@ -385,9 +324,13 @@ class Bench:
         out = ["| work | server | per second | least | most | p50, us | p99, us | server CPU, us per I/O |",
                "|---|---|---:|---:|---:|---:|---:|---:|"]
         for w, who, rs in self.rows():
+            if w.startswith("qcow2"):
+                continue
             cpu = f"{med(rs, 'cpu_us'):.1f}" if "cpu_us" in rs[0] else ""
             out.append(f"| {w.strip()} | {who} | {med(rs, 'iops'):.0f} | {min(r['iops'] for r in rs):.0f} | {max(r['iops'] for r in rs):.0f} | "
                        f"{med(rs, 'p50_us'):.0f} | {med(rs, 'p99_us'):.0f} | {cpu} |")
+        images = self.qcow2.markdown()
+        out = [*(out if len(out) > 2 else []), *(["", images] if images and len(out) > 2 else [images])]
         out.append("")
         out.append(f"{self.a.rounds} rounds of {self.a.seconds} s a cell, medians; {self.total - self.busy} of {self.total} cells were undisturbed by "
                    f"other processes (at most {DISTURBED * 100:.0f} % of the processors).")
@@ -444,6 +387,7 @@ class Bench:
                 with_it, without = m("missed " + qd, who, "cpu_us"), m("missed " + qd, "weir", "cpu_us")
                 if with_it and without:
                     add(f"missed {qd}: {who}: more CPU per I/O, us", with_it - without, most, False)
+        self.qcow2.targets(add)
         if self.process:
             p = self.process
             add(f"start to ready with {p['dirty_bytes'] >> 20} MiB of dirty log, s", statistics.median(p["ready_s"]), 0.5, False)
@@ -474,7 +418,7 @@ def main():
     p.add_argument("--quiet", type=float, default=20, help="seconds to wait for a quiet machine before each cell")
     p.add_argument("--tries", type=int, default=3, help="runs of a cell that other processes disturb")
     p.add_argument("--quick", action="store_true", help="2 rounds of 1 s, no waiting, no repeats")
-    p.add_argument("--only", help="workloads: sync, sync16, randread, vhost, ..., process")
+    p.add_argument("--only", help='workloads, or their first words: sync, sync16, randread, vhost, "qcow2 fresh", ..., process')
     p.add_argument("--json", help="default: bench-results/TIME.json")
     p.add_argument("--markdown", help="default: bench-results/TIME.md")
     a = p.parse_args()
@@ -484,6 +428,8 @@ def main():
     a.only = a.only.split(",") if a.only else None
     if a.quick:
         a.rounds, a.seconds, a.quiet, a.tries = 2, 1, 0, 1
+    # Whoever ends it early gets what was measured, too.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     d = tempfile.mkdtemp(prefix="weir-bench-", dir=a.dir)
     b = Bench(a, d)
     whole = True
