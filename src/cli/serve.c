@@ -2,6 +2,7 @@
 /* weir serve: options to configuration. */
 #include "cli/cli.h"
 
+#include "daemon/fuse.h"
 #include "daemon/serve.h"
 #include "daemon/vhost.h"
 #include "export/nbd/server.h"
@@ -16,7 +17,7 @@ static const char *const sync_names[] = { "standard", "always", "disabled", NULL
 
 int cli_serve(int argc, char **argv)
 {
-	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 };
+	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 }, fuse = { 0 };
 	struct serve_config c = { .graph.cache_size = 64 << 20 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
@@ -26,6 +27,7 @@ int cli_serve(int argc, char **argv)
 		CLI_LIST("log", 0, "DEVICE", &logs),
 		CLI_LIST("nbd", 0, "ADDRESS", &nbd),
 		CLI_LIST("vhost-user", 0, "PATH", &vhost),
+		CLI_LIST("fuse", 0, "FILE", &fuse),
 		CLI_LIST("name", 0, "NAME", &names),
 		CLI_FLAG("read-only", 'r', &c.graph.read_only),
 		CLI_ENUM("aio", 0, aio_names, &aio),
@@ -41,6 +43,7 @@ int cli_serve(int argc, char **argv)
 		CLI_DURATION("log-timeout", 0, "DURATION", &log_timeout, 0, 3600000000000ull),
 		CLI_STR("control", 0, "PATH", &c.control),
 		CLI_FLAG("drain", 0, &c.drain),
+		CLI_FLAG("exit-unmounted", 0, &c.exit_unmounted),
 		CLI_U64("poll-us", 0, "MICROSECONDS", &poll_us, 0, 1000000),
 		CLI_FLAG("discard-log", 0, &c.graph.volume.discard_log),
 		CLI_FLAG("force-replay", 0, &c.graph.volume.force_replay),
@@ -48,14 +51,19 @@ int cli_serve(int argc, char **argv)
 	};
 	char **disks = cli_parse("serve", opts, "DISK...", argc, argv);
 
-	if (!nbd.n && !vhost.n)
-		cli_usage("serve", "nothing would be served: give --nbd unix:PATH, --nbd HOST:PORT or --vhost-user PATH");
+	if (!nbd.n && !vhost.n && !fuse.n)
+		cli_usage("serve", "nothing would be served: give --nbd unix:PATH, --nbd HOST:PORT, --vhost-user PATH or --fuse FILE");
+	if (c.exit_unmounted && !fuse.n)
+		cli_usage("serve", "--exit-unmounted needs --fuse FILE");
 	for (int i = 0; i < nbd.n; i++)
 		if (nbd_server_check_address(nbd.v[i], &err) < 0)
 			cli_usage("serve", "--nbd: %s", err.msg);
 	for (int i = 0; i < vhost.n; i++)
 		if (vhost_check_option(vhost.v[i], &err) < 0)
 			cli_usage("serve", "--vhost-user: %s", err.msg);
+	for (int i = 0; i < fuse.n; i++)
+		if (fuse_check_option(fuse.v[i], &err) < 0)
+			cli_usage("serve", "--fuse: %s", err.msg);
 	if (!logs.n && (c.drain || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
 		cli_usage("serve", "--drain, --force-replay, --quota and --memory concern a log: give --log DEVICE");
 	while (disks[c.graph.ndisks])
@@ -76,6 +84,8 @@ int cli_serve(int argc, char **argv)
 	c.nnbd = nbd.n;
 	c.vhost = vhost.v;
 	c.nvhost = vhost.n;
+	c.fuse = fuse.v;
+	c.nfuse = fuse.n;
 	c.aio = aio < 0 ? NULL : aio_names[aio];
 	c.cache = cache < 0 ? NULL : cache_names[cache];
 	c.poll_ns = poll_us * 1000;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/internal.h"
+#include "export/fuse/server.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
 #include "util/bytes.h"
@@ -86,6 +87,7 @@ static co_fn int co_status(struct answer *a, json_t *args)
 	json_object_set_new(r, "cache", s->graph.cache ? cache_status(s->graph.cache) : json_null());
 	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());
 	json_object_set_new(r, "vhost_user", s->vhost ? vhost_server_status(s->vhost) : json_null());
+	json_object_set_new(r, "fuse", s->fuse ? fuse_server_status(s->fuse) : json_null());
 	return co_answer_ok(a, r);
 }
 

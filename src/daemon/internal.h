@@ -9,6 +9,7 @@
 #include "rt/sync.h"
 
 struct control;
+struct fuse_server;
 struct nbd_server;
 struct serve_config;
 struct vhost_server;
@@ -20,6 +21,7 @@ struct serve {
 	struct graph graph;
 	struct nbd_server *nbd;	/* NULL: not served */
 	struct vhost_server *vhost; /* NULL: not served */
+	struct fuse_server *fuse; /* NULL: not served */
 	struct control *control;
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
 	bool opened, stop, drain, draining, cut_short, closed;

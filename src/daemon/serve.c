@@ -22,9 +22,11 @@
 
 #include "blk/spec.h"
 #include "daemon/control.h"
+#include "daemon/fuse.h"
 #include "daemon/notify.h"
 #include "daemon/internal.h"
 #include "daemon/vhost.h"
+#include "export/fuse/server.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
 #include "format/qcow2/qcow2.h"
@@ -41,6 +43,7 @@
 #define ALARM_MS 900
 #define BOUNCE_BYTES (64ull << 20)
 #define VHOST_REQUESTS 512u	/* of one device */
+#define FUSE_REQUESTS 64u	/* of one file */
 #define REQUESTS_MAX 16384u	/* coroutines for requests; a stack costs two memory maps and a process has 65,530 */
 
 /* --- Signals: the handler only posts to the reactor --- */
@@ -136,6 +139,8 @@ static void announce(struct serve *s)
 		log_info("NBD on %s", addr);
 	for (unsigned i = 0; s->vhost && (addr = vhost_server_path(s->vhost, i)); i++)
 		log_info("vhost-user on %s", addr);
+	for (unsigned i = 0; s->fuse && (addr = fuse_server_path(s->fuse, i)); i++)
+		log_info("file %s", addr);
 	log_info("ready");
 	notify_send("READY=1\nSTATUS=serving %u volume%s", s->graph.n, s->graph.n == 1 ? "" : "s");
 }
@@ -195,9 +200,11 @@ static co_fn void co_stop(struct serve *s)
 	uint64_t start = rt_now_exact_ns();
 	const char *hung = NULL;
 	char what[128] = "the image";
-	int clients = 0, ret;
+	int clients = 0, files = 0, ret;
 
 	notify_send("STOPPING=1\nSTATUS=stopping");
+	if (s->fuse)
+		files = co_fuse_server_stop(s->fuse, start + CLIENTS_MS * MS);
 	if (s->vhost)
 		clients = co_vhost_server_stop(s->vhost, start + CLIENTS_MS * MS);
 	if (s->nbd) {
@@ -214,7 +221,7 @@ static co_fn void co_stop(struct serve *s)
 		snprintf(what, sizeof(what), "volume '%s'", hung);
 	if (ret == -ETIMEDOUT)
 		exit_hung(s, what, false);
-	if (clients < 0)
+	if (clients < 0 || files < 0)
 		exit_hung(s, what, s->graph.log && !ret);
 	s->error = ret;
 	graph_cancel(&s->graph);
@@ -238,13 +245,17 @@ static co_fn void co_serve_main(void *arg)
 {
 	struct serve *s = arg;
 	struct err *err = s->err;
-	int ret = co_graph_open(&s->graph, &s->config->graph, err);
+	int ret = fuse_clear_paths(s->config, err);
 
+	if (!ret)
+		ret = co_graph_open(&s->graph, &s->config->graph, err);
 	s->opened = !ret;
 	if (!ret && s->config->nnbd)
 		ret = co_start_nbd(s, err);
 	if (!ret && s->config->nvhost)
 		ret = co_start_vhost(s, err);
+	if (!ret && s->config->nfuse)
+		ret = co_start_fuse(s, err);
 	if (!ret && s->config->control)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret) {
@@ -259,6 +270,7 @@ static co_fn void co_serve_main(void *arg)
 	s->error = ret;
 	nbd_server_destroy(s->nbd);
 	vhost_server_destroy(s->vhost);
+	fuse_server_destroy(s->fuse);
 }
 
 int serve_run(const struct serve_config *config, struct err *err)
@@ -266,7 +278,8 @@ int serve_run(const struct serve_config *config, struct err *err)
 	struct serve s = { .config = config, .err = err, .drain = config->drain };
 	unsigned ndisks = max(config->graph.ndisks, 1u);
 	struct rt_config rc = {
-		.coroutines = min(1024u * ndisks * (config->nnbd > 0) + VHOST_REQUESTS * config->nvhost, REQUESTS_MAX) + 1024,
+		.coroutines = min(1024u * ndisks * (config->nnbd > 0) + VHOST_REQUESTS * config->nvhost +
+				  FUSE_REQUESTS * config->nfuse, REQUESTS_MAX) + 1024,
 		.spin_ns = config->poll_ns,
 	};
 	struct rt_bufpool *bounce = NULL;

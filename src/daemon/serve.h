@@ -14,6 +14,9 @@ struct serve_config {
 	unsigned nnbd;
 	const char *const *vhost; /* sockets, with options: see vhost.h */
 	unsigned nvhost;
+	const char *const *fuse; /* files, with options: see fuse.h */
+	unsigned nfuse;
+	bool exit_unmounted;	/* end when the last of these files was unmounted */
 	uint64_t client_ns;	/* how long a client may take for an option or a request: see nbd_server_config; 0: the default */
 	const char *control;	/* path of the control socket, or NULL */
 	const char *aio, *cache; /* defaults for files, or NULL */

@@ -22,25 +22,6 @@ struct vhost_option {
 	uint64_t queues, block_size;
 };
 
-/* The path ends at the first comma that is not doubled; returns what follows, NULL: the path is too long. */
-static const char *split_path(const char *text, char *path, size_t size)
-{
-	size_t n = 0;
-
-	while (*text) {
-		if (*text == ',') {
-			if (text[1] != ',')
-				break;
-			text++;
-		}
-		if (n + 1 >= size)
-			return NULL;
-		path[n++] = *text++;
-	}
-	path[n] = '\0';
-	return *text ? text + 1 : text;
-}
-
 /* Free with opts_free(&o->opts). */
 static int parse(const char *text, struct vhost_option *o, struct err *err)
 {
@@ -48,7 +29,7 @@ static int parse(const char *text, struct vhost_option *o, struct err *err)
 	int ret;
 
 	*o = (struct vhost_option){ .queues = 0, .block_size = 512 };
-	rest = split_path(text, o->path, sizeof(o->path));
+	rest = opts_split_path(text, o->path, sizeof(o->path));
 	if (!rest || !o->path[0])
 		return err_set(err, -EINVAL, "'%.120s' begins with no path of a socket (1 to %zu bytes)", text, sizeof(o->path) - 1);
 	ret = opts_parse(&o->opts, rest, o->path, err);

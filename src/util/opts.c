@@ -226,3 +226,21 @@ int opts_finish(const struct opts *o, const char *what, const char *known, struc
 			return err_set(err, -EINVAL, "%s: unknown option \"%.64s\"; known are: %s", what, o->v[i].key, known);
 	return 0;
 }
+
+const char *opts_split_path(const char *text, char *path, size_t size)
+{
+	size_t n = 0;
+
+	while (*text) {
+		if (*text == ',') {
+			if (text[1] != ',')
+				break;
+			text++;
+		}
+		if (n + 1 >= size)
+			return NULL;
+		path[n++] = *text++;
+	}
+	path[n] = '\0';
+	return *text ? text + 1 : text;
+}

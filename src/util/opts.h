@@ -28,6 +28,11 @@ struct opts {
  */
 int opts_parse(struct opts *o, const char *s, const char *what, struct err *err);
 void opts_free(struct opts *o);
+/*
+ * For "PATH,key=value": copies the path, which ends at the first comma that is not doubled. Returns the options behind it, "" if there are none, or NULL: the
+ * path does not fit.
+ */
+const char *opts_split_path(const char *text, char *path, size_t size);
 /* Adds one; replaces an earlier value of the same key. -ENOMEM or -E2BIG. */
 int opts_add(struct opts *o, const char *key, const char *val);
 

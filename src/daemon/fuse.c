@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT */
+/* The FUSE files of a serving process. */
+#include "daemon/fuse.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/internal.h"
+#include "daemon/serve.h"
+#include "export/fuse/server.h"
+#include "util/err.h"
+#include "util/opts.h"
+#include "util/size.h"
+
+#define KNOWN "volume, allow-other, mode, owner, group"
+
+struct fuse_option {
+	char path[PATH_MAX];
+	struct opts opts;
+	const char *volume;
+	bool allow_other;
+	mode_t mode;		/* 0: the default */
+	uid_t uid;
+	gid_t gid;
+};
+
+static int parse_mode(struct fuse_option *o, struct err *err)
+{
+	const char *text = opts_str(&o->opts, "mode");
+	char *end;
+	unsigned long mode;
+
+	if (!text)
+		return 0;
+	mode = strtoul(text, &end, 8);
+	if (*text < '0' || *text > '7' || *end || !mode || mode > 0777)
+		return err_set(err, -EINVAL, "%s: mode is octal, 1 to 0777, and not '%s'", o->path, text);
+	o->mode = (mode_t)mode;
+	return 0;
+}
+
+static int parse_owner(struct fuse_option *o, struct err *err)
+{
+	const char *owner = opts_str(&o->opts, "owner"), *group = opts_str(&o->opts, "group");
+	const struct passwd *pw;
+	const struct group *gr;
+	uint64_t id;
+
+	o->uid = geteuid();
+	o->gid = getegid();
+	if (owner && !u64_parse(owner, &id) && id < UINT32_MAX) {
+		o->uid = (uid_t)id;
+	} else if (owner) {
+		pw = getpwnam(owner);
+		if (!pw)
+			return err_set(err, -EINVAL, "%s: there is no user '%s'", o->path, owner);
+		o->uid = pw->pw_uid;
+	}
+	if (group && !u64_parse(group, &id) && id < UINT32_MAX) {
+		o->gid = (gid_t)id;
+	} else if (group) {
+		gr = getgrnam(group);
+		if (!gr)
+			return err_set(err, -EINVAL, "%s: there is no group '%s'", o->path, group);
+		o->gid = gr->gr_gid;
+	}
+	return 0;
+}
+
+/* Free with opts_free(&o->opts). */
+static int parse(const char *text, struct fuse_option *o, struct err *err)
+{
+	const char *rest;
+	int ret;
+
+	memset(o, 0, sizeof(*o));
+	rest = opts_split_path(text, o->path, sizeof(o->path));
+	if (!rest || !o->path[0])
+		return err_set(err, -EINVAL, "'%.120s' begins with no path of a file (1 to %zu bytes)", text, sizeof(o->path) - 1);
+	ret = opts_parse(&o->opts, rest, o->path, err);
+	if (ret < 0)
+		return ret;
+	o->volume = opts_str(&o->opts, "volume");
+	ret = opts_bool(&o->opts, "allow-other", &o->allow_other, err);
+	if (!ret)
+		ret = parse_mode(o, err);
+	if (!ret)
+		ret = parse_owner(o, err);
+	if (!ret)
+		ret = opts_finish(&o->opts, o->path, KNOWN, err);
+	if (ret < 0)
+		opts_free(&o->opts);
+	return ret;
+}
+
+int fuse_check_option(const char *text, struct err *err)
+{
+	struct fuse_option o;
+	int ret = parse(text, &o, err);
+
+	if (!ret)
+		opts_free(&o.opts);
+	return ret;
+}
+
+int fuse_clear_paths(const struct serve_config *c, struct err *err)
+{
+	char path[PATH_MAX];
+	int ret = 0;
+
+	for (unsigned i = 0; i < c->nfuse && !ret; i++)
+		if (opts_split_path(c->fuse[i], path, sizeof(path)))
+			ret = fuse_clear_dead(path, err);
+	return ret < 0 ? err_prefix(err, "FUSE") : 0;
+}
+
+static struct volume *choose_volume(struct serve *s, const struct fuse_option *o, unsigned *next, struct err *err)
+{
+	struct volume *v;
+
+	if (o->volume) {
+		v = graph_find(&s->graph, o->volume);
+		if (!v)
+			err_set(err, -ENOENT, "FUSE: %s: there is no volume '%s'", o->path, o->volume);
+		return v;
+	}
+	if (*next < s->graph.n)
+		return s->graph.volumes[(*next)++];
+	err_set(err, -EINVAL, "FUSE: %s: there are more files than disks; a second one for the same disk names it with volume=NAME", o->path);
+	return NULL;
+}
+
+static void unmounted(void *arg)
+{
+	struct serve *s = arg;
+
+	if (s->config->exit_unmounted && !fuse_server_mounted(s->fuse))
+		serve_stop(s, false);
+}
+
+static co_fn int co_start_file(struct serve *s, const char *text, struct fuse_option *o, unsigned *next, struct err *err)
+{
+	struct fuse_export_config c;
+	int ret = parse(text, o, err);
+
+	if (ret < 0)
+		return ret;
+	c = (struct fuse_export_config){
+		.path = o->path, .allow_other = o->allow_other, .mode = o->mode, .uid = o->uid, .gid = o->gid,
+		.unmounted = unmounted, .unmounted_arg = s,
+	};
+	c.volume = choose_volume(s, o, next, err);
+	ret = c.volume ? co_fuse_server_add(s->fuse, &c, err) : err->code;
+	opts_free(&o->opts);
+	return ret;
+}
+
+co_fn int co_start_fuse(struct serve *s, struct err *err)
+{
+	struct fuse_option *o = malloc(sizeof(*o));
+	unsigned next = 0;
+	int ret = o ? fuse_server_create(&s->fuse, err) : err_errno(err, -ENOMEM, "FUSE");
+
+	for (unsigned i = 0; i < s->config->nfuse && !ret; i++)
+		ret = co_start_file(s, s->config->fuse[i], o, &next, err);
+	free(o);
+	return ret;
+}
