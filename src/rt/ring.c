@@ -159,6 +159,14 @@ static void enter(struct rt *rt)
 
 /* Submission */
 
+void rt_submit(void)
+{
+	struct rt *rt = rt_self();
+
+	if (!rt->sim && io_uring_sq_ready(&rt->ring))
+		note_result(rt, io_uring_submit(&rt->ring));
+}
+
 struct io_uring_sqe *ring_sqe(struct rt *rt)
 {
 	struct io_uring_sqe *sqe;

@@ -85,6 +85,11 @@ unsigned co_available(void);
 struct co *co_self(void);
 /* Goes to the end of the ready queue. */
 co_fn void co_yield(void);
+/*
+ * Hands the I/O that is queued to the kernel now and not at the end of this turn. It costs a system call, so it is for a device that is to
+ * work while this thread does something else. Never suspends; nothing in a simulated reactor.
+ */
+void rt_submit(void);
 /* Suspends until co_wake(). `why` is static text, shown by rt_dump_tasks(). A wake before the park is not remembered. */
 co_fn void co_park(const char *why);
 /* Makes a parked coroutine of this reactor ready. */

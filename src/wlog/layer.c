@@ -41,8 +41,11 @@ static bool is_durable_write(const struct wlog_volume *v, unsigned flags)
 	return (flags & DISK_FUA) || v->config.mode == WLOG_MODE_WRITE || !v->flushed_once;
 }
 
-/* Behind record `seq` of a volume with a volatile write: begins the commit that the next request is going to ask for. */
-static void foresee_flush(struct wlog_volume *v, uint64_t seq)
+/*
+ * Behind record `seq` of a volume with a volatile write: begins the commit that the next request is going to ask for. The device has it before the
+ * write is acknowledged, or sending that would delay what the client then waits for.
+ */
+static co_fn void co_foresee_flush(struct wlog_volume *v, uint64_t seq)
 {
 	struct wlog *w = v->w;
 
@@ -51,6 +54,8 @@ static void foresee_flush(struct wlog_volume *v, uint64_t seq)
 	w->foreseen++;
 	w->want_seq = max(w->want_seq, seq);
 	co_queue_wake_one(&w->commit_wake);
+	co_yield();
+	rt_submit();
 }
 
 static void learn_habit(struct wlog_volume *v)
@@ -83,7 +88,7 @@ static co_fn int co_record(struct disk *d, uint8_t type, uint64_t off, uint64_t 
 		return co_wl_commit_upto(v->w, seq);
 	if (d->in_flight > 1)
 		v->habit_runs = 0;
-	foresee_flush(v, seq);
+	co_foresee_flush(v, seq);
 	return 0;
 }
 
