@@ -231,6 +231,7 @@ class Bench:
         ("sync slow", ["8 ms", "8 ms + log", "mem + log"]),
         ("sync16", ["16 clients", "16 clients, null disks"]),
         ("sync1", ["1 client"]),
+        ("sync null", ["weir null", "qsd null-co"]),
         ("randread qd1", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("randread qd32", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
         ("randwrite qd1", ["raw file", "weir", "weir + log", "qsd io_uring", "qsd native", "nbdkit file"]),
@@ -241,6 +242,8 @@ class Bench:
         ("missed qd32", ["weir", "weir, 16M cache", "weir, cache not used"]),
         ("randread qd1 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
+        ("randwrite qd1 ", ["weir null", "qsd null-co"]),
+        ("randwrite qd32 ", ["weir null", "qsd null-co"]),
         ("vhost sync qd1", ["weir vhost", "weir vhost, polling", "weir vhost + log", "qsd vhost"]),
         ("vhost randread qd1", ["weir vhost", "weir vhost, polling", "qsd vhost"]),
         ("vhost randread qd32", ["weir vhost", "qsd vhost"]),
@@ -354,10 +357,11 @@ class Bench:
         def best(work, names, key="iops"):
             return max((m(work, n, key) for n in names if m(work, n, key)), default=None)
 
-        trip = m("randread qd1 ", "weir null", "p50_us")
-        if trip and m("sync", "raw file", "p50_us"):
-            add("write + flush, log: p50, us", m("sync", "weir + log", "p50_us"), m("sync", "raw file", "p50_us") + 2 * trip + 10, False)
-            add("write + flush, log: p99, us", m("sync", "weir + log", "p99_us"), 1.5 * m("sync", "raw file", "p99_us") + 2 * trip, False)
+        # Two round trips: a write of 8000 bytes to a null disk and its flush.
+        trips = m("sync null", "weir null", "p50_us")
+        if trips and m("sync", "raw file", "p50_us"):
+            add("write + flush, log: p50, us", m("sync", "weir + log", "p50_us"), m("sync", "raw file", "p50_us") + trips + 10, False)
+            add("write + flush, log: p99, us", m("sync", "weir + log", "p99_us"), 1.5 * m("sync", "raw file", "p99_us") + trips, False)
         peers = [n for n in ("qsd io_uring", "qsd native", "nbdkit file") if m("sync", n, "iops")]
         if peers:
             peer = max(peers, key=lambda n: m("sync", n, "iops"))
