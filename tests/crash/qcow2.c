@@ -39,6 +39,7 @@ struct version {
 	uint64_t issued, done;	/* ticks; done 0: in flight */
 	uint32_t prev;		/* + 1 */
 	bool failed, discard;	/* discard: or zeroes */
+	bool fua;		/* stable when done */
 };
 
 struct fork {
@@ -248,8 +249,8 @@ static bool allowed(const uint8_t *p, uint64_t sector, const struct fork *f)
 			continue;
 		if (is_value(p, v->value) || (v->discard && is_value(p, 0)))
 			return true;
-		/* What the flush covers has replaced all that was before. */
-		if (v->done && v->done <= f->floor && !v->failed && !(v->discard && v->prev && w.v[v->prev - 1].failed))
+		/* What a flush covers, or its own FUA, has replaced all that was before. */
+		if (v->done && v->done <= (v->fua ? f->tick : f->floor) && !v->failed && !(v->discard && v->prev && w.v[v->prev - 1].failed))
 			return false;
 	}
 	return is_value(p, base_value(sector));
@@ -290,6 +291,7 @@ static co_fn void co_read_check(uint64_t first, uint64_t n)
 
 static co_fn int co_write_some(uint64_t first, uint64_t n)
 {
+	bool fua = rng_below(&w.rng, 8) == 0;
 	uint64_t *buf = malloc(n * SECTOR);
 	int ret;
 
@@ -299,10 +301,11 @@ static co_fn int co_write_some(uint64_t first, uint64_t n)
 		uint32_t v = add_version(first + s, 0);
 
 		w.v[v].value = (w.seed << 32) + v + 1;
+		w.v[v].fua = fua;
 		for (unsigned i = 0; i < SECTOR / 8; i++)
 			buf[s * SECTOR / 8 + i] = w.v[v].value;
 	}
-	ret = co_disk_write(w.d, first * SECTOR, buf, n * SECTOR, rng_below(&w.rng, 16) ? 0 : DISK_FUA);
+	ret = co_disk_write(w.d, first * SECTOR, buf, n * SECTOR, fua ? DISK_FUA : 0);
 	settle(first, n, ret);
 	free(buf);
 	return ret;
@@ -310,13 +313,14 @@ static co_fn int co_write_some(uint64_t first, uint64_t n)
 
 static co_fn int co_zero_some(uint64_t first, uint64_t n)
 {
+	bool fua = rng_below(&w.rng, 8) == 0;
 	int ret;
 
 	say("zero", first, n);
 	++w.tick;
 	for (uint64_t s = 0; s < n; s++)
-		add_version(first + s, 0);
-	ret = co_disk_zero(w.d, first * SECTOR, n * SECTOR, rng_below(&w.rng, 2) ? DISK_UNMAP : 0);
+		w.v[add_version(first + s, 0)].fua = fua;
+	ret = co_disk_zero(w.d, first * SECTOR, n * SECTOR, (rng_below(&w.rng, 2) ? DISK_UNMAP : 0) | (fua ? DISK_FUA : 0));
 	settle(first, n, ret);
 	return ret;
 }

@@ -125,7 +125,7 @@ static co_fn int co_take_holes(struct qcow2 *q, struct refill *f, uint64_t least
 	uint64_t c = q->free_hint, run = 0, value;
 	int ret = 0;
 
-	while (!ret && c < q->frontier && f->got < f->want && f->n < Q2_RUNS - 2 && budget--) {
+	while (!ret && c < q->frontier && f->got < f->want && f->n + q->nreserve < Q2_RUNS - 2 && budget--) {
 		ret = co_q2_refcount(q, c, &value);
 		if (ret)
 			break;
@@ -160,7 +160,7 @@ static co_fn int co_take_new(struct qcow2 *q, struct refill *f)
 	uint64_t per_block = 1ull << q->g.rb_bits, n, want;
 	int ret = 0;
 
-	while (!ret && f->got < f->want && f->n < Q2_RUNS) {
+	while (!ret && f->got < f->want && f->n + q->nreserve < Q2_RUNS) {
 		ret = co_q2_cover_frontier(q);
 		if (ret)
 			break;
@@ -275,8 +275,11 @@ void q2_free(struct qcow2 *q, uint64_t off, uint64_t clusters)
 	uint64_t first = off >> q->g.cluster_bits;
 	struct q2_freed *last = q->nfreed ? &q->freed[(q->freed_at + q->nfreed - 1) % Q2_FREED_MAX] : NULL;
 
-	if (last && last->first + last->n == first && last->gen == q->meta_gen && last->seq == q->seq) {
+	/* Together they wait for the later one. */
+	if (last && last->first + last->n == first && last->n + clusters <= Q2_FREED_RUN) {
 		last->n += clusters;
+		last->gen = q->meta_gen;
+		last->seq = q->seq;
 		return;
 	}
 	if (q->nfreed == Q2_FREED_MAX) {
@@ -351,19 +354,43 @@ co_fn int co_q2_reclaim(struct qcow2 *q)
 	return ret;
 }
 
-co_fn int co_q2_freed_room(struct qcow2 *q)
+/*
+ * An open fill frees a cluster and a table at most, and each cluster that a request changes the same, or opens a fill. So what is promised here
+ * never exceeds the ring.
+ */
+static bool freed_has_room(const struct qcow2 *q, uint32_t frees)
 {
-	int ret = 0;
+	return q->nfreed + 2 * (q->nfills + q->promised + frees) <= Q2_FREED_MAX - Q2_FREED_SPARE;
+}
 
-	if (q->nfreed + Q2_FREED_ROOM <= Q2_FREED_MAX)
-		return 0;
-	ret = co_q2_flush_tables(q);
+static co_fn int co_make_freed_room(struct qcow2 *q)
+{
+	int ret = co_q2_flush_tables(q);
+
 	if (ret)
 		return ret;
 	co_mutex_lock(&q->alloc_lock);
 	ret = co_q2_reclaim(q);
 	co_mutex_unlock(&q->alloc_lock);
 	return ret;
+}
+
+co_fn int co_q2_req_begin_change(struct qcow2 *q, struct q2_req *r, uint32_t clusters)
+{
+	uint32_t frees = clusters + clusters / (1u << q->g.l2_bits) + 2;
+
+	while (!freed_has_room(q, frees)) {
+		int ret = co_make_freed_room(q);
+
+		if (ret)
+			return ret;
+		if (!freed_has_room(q, frees) && !list_empty(&q->reqs))
+			co_queue_wait(&q->freed_room, "qcow2: room for clusters that are freed");
+	}
+	q2_req_begin(q, r);
+	r->frees = frees;
+	q->promised += frees;
+	return 0;
 }
 
 /* --- The end --- */

@@ -26,6 +26,7 @@ void q2_l1_set(struct qcow2 *q, uint64_t index, uint64_t entry)
 	put_be64(q->l1 + index * 8, entry);
 	q->l1_dirty[chunk / 64] |= 1ull << (chunk % 64);
 	q->any_l1_dirty = true;
+	q->l1_gen = q->meta_gen;
 }
 
 /* Copies the dirty chunks of L1; they stay marked until written. */
@@ -80,7 +81,10 @@ static co_fn int co_write_tables(struct qcow2 *q)
 static co_fn int co_flush_now(struct qcow2 *q)
 {
 	uint64_t gen = q->meta_gen++;
-	int ret = co_write_tables(q);
+	int ret;
+
+	q->l2.gen = q->meta_gen;
+	ret = co_write_tables(q);
 
 	q->count.flushes++;
 	if (!ret && q->data != q->disk.file)

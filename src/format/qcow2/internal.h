@@ -35,8 +35,10 @@
 #include "format/qcow2/qcow2.h"
 #include "rt/sync.h"
 
-#define Q2_FREED_MAX 8192u
-#define Q2_FREED_ROOM 2048u	/* what one step of an operation may add */
+#define Q2_FREED_MAX 65536u
+#define Q2_FREED_SPARE 256u	/* for what is not a request: growing a table */
+#define Q2_FREED_RUN 4096u
+#define Q2_STEP 4096u		/* clusters that a request may change at once */
 #define Q2_RUNS 64u
 #define Q2_FRESH 128u
 #define Q2_L1_CHUNK 4096u
@@ -48,6 +50,7 @@
 struct q2_slot {
 	uint64_t off;		/* in the image; 0: free */
 	uint32_t next;		/* in its hash chain, + 1 */
+	uint64_t gen;		/* the flush of tables that covers its last change */
 	struct list dirty_node;	/* on the cache's dirty list, if dirty */
 	bool dirty, loading, writing, used;
 };
@@ -57,6 +60,7 @@ struct q2_cache {
 	uint32_t *hash, *order;	/* order: room for sorting */
 	uint8_t *data, *shadow;	/* cap blocks each; the shadow is touched by flushes only */
 	uint32_t cap, mask, hand, block, ndirty;
+	uint64_t gen;		/* the next flush of tables */
 	struct list dirty;
 	struct co_queue wait;
 };
@@ -76,6 +80,7 @@ struct q2_freed {
 struct q2_req {
 	struct list node;
 	uint64_t seq;
+	uint32_t frees;		/* that it may cause, which there is room for */
 };
 
 /* --- Fills: fill.c --- */
@@ -129,7 +134,8 @@ struct qcow2 {
 	struct q2_run fresh[Q2_FRESH];
 	unsigned nfresh, fresh_next;
 	struct q2_freed *freed;	/* a ring */
-	unsigned freed_at, nfreed;
+	unsigned freed_at, nfreed, promised;
+	struct co_queue freed_room;
 	bool refilling, warned_leak;
 	bool no_ahead;		/* space is short: clusters are reserved when they are needed */
 	struct co_queue background;
@@ -147,7 +153,7 @@ struct qcow2 {
 
 	/* flush.c */
 	struct co_mutex flush_lock, table_lock;
-	uint64_t meta_gen, durable_gen, flush_ticket, flush_covered;
+	uint64_t meta_gen, durable_gen, l1_gen, flush_ticket, flush_covered;
 	bool barrier;
 
 	struct q2_inflater *inflater;
@@ -172,6 +178,8 @@ co_fn int co_q2_table_get(struct qcow2 *q, struct q2_cache *c, uint64_t off, voi
 /* A block known to be all zeroes on disk: not read. Fails (false) where there is no room without waiting. */
 bool q2_table_zero(struct q2_cache *c, uint64_t off);
 void q2_table_dirty(struct q2_cache *c, void *block);
+/* The gen of the block that `at` points into. */
+uint64_t q2_table_gen(const struct q2_cache *c, const void *at);
 /* Forgets the clean blocks of a range. */
 void q2_table_forget(struct q2_cache *c, uint64_t off, uint64_t len);
 /* Writes all dirty blocks as they are (from=data) or as they were when q2_cache_snapshot() was called. */
@@ -214,12 +222,15 @@ static inline co_fn int co_q2_ready(struct qcow2 *q)
 static inline void q2_req_begin(struct qcow2 *q, struct q2_req *r)
 {
 	r->seq = ++q->seq;
+	r->frees = 0;
 	list_add_tail(&q->reqs, &r->node);
 }
 
 static inline void q2_req_end(struct qcow2 *q, struct q2_req *r)
 {
+	q->promised -= r->frees;
 	list_del(&r->node);
+	co_queue_wake_all(&q->freed_room);
 }
 
 /* --- alloc.c --- */
@@ -233,8 +244,8 @@ void q2_refill_ahead(struct qcow2 *q);
 /* The references to these clusters are gone from a dirty table (or were never there). */
 void q2_free(struct qcow2 *q, uint64_t off, uint64_t clusters);
 void q2_free_entry(struct qcow2 *q, struct qcow2_l2e e);
-/* Makes room for Q2_FREED_ROOM more. Not within a request. */
-co_fn int co_q2_freed_room(struct qcow2 *q);
+/* Begins a request that changes `clusters` (at most Q2_STEP), when there is room for all that it and those before it may free. Not within a request. */
+co_fn int co_q2_req_begin_change(struct qcow2 *q, struct q2_req *r, uint32_t clusters);
 bool q2_is_fresh(const struct qcow2 *q, uint64_t host);
 void q2_forget_fresh(struct qcow2 *q);
 /* Lowers refcounts and punches holes where that is safe. With alloc_lock held. */
@@ -280,9 +291,9 @@ co_fn int co_q2_write_data(struct qcow2 *q, uint64_t host, const struct iovec *i
 
 /* Whether a write at `guest`, whose cluster has this entry, has to go into a fill. */
 bool q2_needs_fill(struct qcow2 *q, struct qcow2_l2e e, uint64_t guest);
-/* Some of a write, within a request; *ret_done may be 0: go on. */
+/* Some of a write, within a request; *ret_done may be 0: go on. *fua: it is to be on stable media; false then if it is not yet. */
 co_fn int co_q2_write_piece(struct qcow2 *q, uint64_t off, uint64_t len, const struct iovec *iov, int niov, uint64_t skip, unsigned flags,
-			    uint64_t *ret_done);
+			    uint64_t *ret_done, bool *fua);
 
 /* --- fill.c --- */
 

@@ -260,6 +260,7 @@ static void set_limits(struct qcow2 *q)
 		.max_zero = max((uint64_t)1 << 30, (uint64_t)q->g.cluster_size * 1024),
 		.discard_gran = f->discard_gran ? q->g.sub_size : 0,
 		.fast_zero = q->h.version >= 3 || !q->backing,
+		.fua = true,
 		.volatile_cache = true,
 		.multi_conn = true,
 		.rotational = q->data->limits.rotational,
@@ -315,6 +316,7 @@ co_fn int co_qcow2_open(struct disk *file, const char *name, const struct qcow2_
 		free(q);
 		return err_errno(err, r, "%s", name);
 	}
+	q->meta_gen = q->durable_gen = 1;
 	q->data = file;
 	q->disk.read_only = !(flags & DISK_OPEN_RDWR) || file->read_only;
 	list_init(&q->reqs);
@@ -323,6 +325,7 @@ co_fn int co_qcow2_open(struct disk *file, const char *name, const struct qcow2_
 	co_mutex_init(&q->flush_lock);
 	co_mutex_init(&q->table_lock);
 	co_queue_init(&q->background);
+	co_queue_init(&q->freed_room);
 	r = co_read_header(q, file, name, err);
 	if (!r && !q->disk.read_only && (q->h.incompat & (QCOW2_INCOMPAT_DIRTY | QCOW2_INCOMPAT_CORRUPT)) == QCOW2_INCOMPAT_DIRTY)
 		r = co_repair(q, file, name, err);

@@ -33,7 +33,7 @@ static co_fn int co_write_zeroes(struct qcow2 *q, uint64_t off, uint64_t len)
 		uint64_t n = 0;
 
 		iov.iov_len = min(len, (uint64_t)ZERO_PAGE);
-		ret = co_q2_write_piece(q, off, iov.iov_len, &iov, 1, 0, DISK_BACKGROUND, &n);
+		ret = co_q2_write_piece(q, off, iov.iov_len, &iov, 1, 0, DISK_BACKGROUND, &n, &(bool){ false });
 		off += n;
 		len -= n;
 	}
@@ -243,10 +243,9 @@ static co_fn int co_change(struct qcow2 *q, uint64_t off, uint64_t len, enum mod
 
 		if (q->disk.failed)
 			return -EIO;
-		ret = co_q2_freed_room(q);
+		ret = co_q2_req_begin_change(q, &req, 1);
 		if (ret)
 			break;
-		q2_req_begin(q, &req);
 		ret = co_nothing_there(q, off, end - off, mode, &n);
 		if (!ret && !n) {
 			n = min(end - off, cs - (off & (cs - 1)));
@@ -258,14 +257,24 @@ static co_fn int co_change(struct qcow2 *q, uint64_t off, uint64_t len, enum mod
 	return ret;
 }
 
+static co_fn int co_change_fua(struct qcow2 *q, uint64_t off, uint64_t len, enum mode mode, unsigned flags)
+{
+	int ret = co_change(q, off, len, mode);
+
+	/* Zeroes may have gone into a fill. */
+	if (!ret && flags & DISK_FUA)
+		ret = co_q2_fill_finish(q, off, len);
+	return !ret && flags & DISK_FUA ? co_q2_flush_tables(q) : ret;
+}
+
 co_fn int co_q2_discard(struct disk *d, uint64_t off, uint64_t len, unsigned flags)
 {
-	return co_change(q2_of(d), off, len, DISCARD);
+	return co_change_fua(q2_of(d), off, len, DISCARD, flags);
 }
 
 co_fn int co_q2_zero(struct disk *d, uint64_t off, uint64_t len, unsigned flags)
 {
-	return co_change(q2_of(d), off, len, flags & DISK_UNMAP ? UNMAP : KEEP);
+	return co_change_fua(q2_of(d), off, len, flags & DISK_UNMAP ? UNMAP : KEEP, flags);
 }
 
 co_fn int co_q2_drop(struct qcow2 *q, uint64_t off, uint64_t len)

@@ -40,6 +40,7 @@ int q2_cache_init(struct q2_cache *c, uint32_t cap, uint32_t block)
 	c->cap = cap;
 	c->block = block;
 	c->mask = buckets - 1;
+	c->gen = 1;
 	list_init(&c->dirty);
 	co_queue_init(&c->wait);
 	c->slot = calloc(cap, sizeof(*c->slot));
@@ -110,6 +111,7 @@ static void link_slot(struct q2_cache *c, struct q2_slot *s, uint64_t off)
 	s->off = off;
 	s->next = *link;
 	s->used = true;
+	s->gen = c->gen - 1;
 	*link = s - c->slot + 1;
 }
 
@@ -153,11 +155,17 @@ void q2_table_dirty(struct q2_cache *c, void *block)
 	struct q2_slot *s = &c->slot[((uint8_t *)block - c->data) / c->block];
 
 	s->used = true;
+	s->gen = c->gen;
 	if (s->dirty)
 		return;
 	s->dirty = true;
 	c->ndirty++;
 	list_add_tail(&c->dirty, &s->dirty_node);
+}
+
+uint64_t q2_table_gen(const struct q2_cache *c, const void *at)
+{
+	return c->slot[((const uint8_t *)at - c->data) / c->block].gen;
 }
 
 void q2_table_forget(struct q2_cache *c, uint64_t off, uint64_t len)

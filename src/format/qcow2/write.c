@@ -109,6 +109,12 @@ co_fn int co_q2_write_data(struct qcow2 *q, uint64_t host, const struct iovec *i
 	return ret;
 }
 
+/* Whether the entry in memory, and the way to it, are on stable media. */
+static bool mapping_is_stable(const struct qcow2 *q, const uint8_t *at)
+{
+	return q2_table_gen(&q->l2, at) < q->durable_gen && q->l1_gen < q->durable_gen;
+}
+
 static co_fn int co_in_place(struct qcow2 *q, uint64_t guest, const struct piece *p, const struct iovec *iov, int niov, uint64_t skip, unsigned flags)
 {
 	uint64_t cs = q->g.cluster_size;
@@ -194,7 +200,7 @@ static co_fn int co_fresh(struct qcow2 *q, uint64_t guest, struct piece *p, cons
 }
 
 co_fn int co_q2_write_piece(struct qcow2 *q, uint64_t off, uint64_t len, const struct iovec *iov, int niov, uint64_t skip, unsigned flags,
-			    uint64_t *ret_done)
+			    uint64_t *ret_done, bool *fua)
 {
 	uint64_t cs = q->g.cluster_size, in_cluster = min(len, cs - (off & (cs - 1)));
 	struct piece p = { FILL, 0, in_cluster };
@@ -215,6 +221,9 @@ co_fn int co_q2_write_piece(struct qcow2 *q, uint64_t off, uint64_t len, const s
 		*ret_done = 0;
 		return co_q2_l2_own(q, off, &at, &n, &suspended);
 	}
+	/* A part of a write waits for the others, and then for one flush. */
+	*fua = *fua && p.how == IN_PLACE && !skip && p.len == len && mapping_is_stable(q, at);
+	flags = (flags & ~DISK_FUA) | (*fua ? DISK_FUA : 0);
 	switch (p.how) {
 	case IN_PLACE:
 		ret = co_in_place(q, off, &p, iov, niov, skip, flags);
@@ -233,22 +242,43 @@ co_fn int co_q2_write_piece(struct qcow2 *q, uint64_t off, uint64_t len, const s
 	return ret;
 }
 
-co_fn int co_q2_write(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
+/* *fua as for a piece. */
+static co_fn int co_write_step(struct qcow2 *q, uint64_t off, uint64_t len, const struct iovec *iov, int niov, uint64_t skip, unsigned flags, bool *fua)
 {
-	struct qcow2 *q = q2_of(d);
-	uint64_t done = 0, n = 0;
+	uint64_t cs = q->g.cluster_size, done = 0, n = 0;
 	struct q2_req req;
-	int ret = co_q2_ready(q);
+	int ret = co_q2_req_begin_change(q, &req, (uint32_t)((align_up(off + len, cs) - align_down(off, cs)) >> q->g.cluster_bits));
 
-	if (!ret && q->nfreed + Q2_FREED_ROOM > Q2_FREED_MAX)
-		ret = co_q2_freed_room(q);
 	if (ret)
 		return ret;
-	q2_req_begin(q, &req);
 	while (done < len && !ret) {
-		ret = q->disk.failed ? -EIO : co_q2_write_piece(q, off + done, len - done, iov, niov, done, flags & DISK_BACKGROUND, &n);
+		bool stable = *fua;
+
+		ret = q->disk.failed ? -EIO : co_q2_write_piece(q, off + done, len - done, iov, niov, skip + done, flags, &n, &stable);
+		*fua = n ? stable : *fua;
 		done += ret ? 0 : n;
 	}
 	q2_req_end(q, &req);
 	return ret;
+}
+
+/*
+ * With FUA: a write in place, whose mapping is stable, is passed on as one. All others cost a flush of tables, and pay for the copies of their own
+ * clusters only.
+ */
+co_fn int co_q2_write(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
+{
+	struct qcow2 *q = q2_of(d);
+	uint64_t most = (uint64_t)(Q2_STEP - 1) << q->g.cluster_bits;
+	bool fua = flags & DISK_FUA && len <= most;
+	int ret = co_q2_ready(q);
+
+	for (uint64_t done = 0, n; done < len && !ret; done += n) {
+		n = min(len - done, most);
+		ret = co_write_step(q, off + done, n, iov, niov, done, flags & DISK_BACKGROUND, &fua);
+	}
+	if (ret || !(flags & DISK_FUA) || fua)
+		return ret;
+	ret = co_q2_fill_finish(q, off, len);
+	return ret ? ret : co_q2_flush_tables(q);
 }
