@@ -79,6 +79,7 @@ int cli_serve(int argc, char **argv)
 	c.client_ns = client_timeout ? client_timeout : UINT64_MAX;
 	c.graph.log.side_timeout_ns = log_timeout ? log_timeout : UINT64_MAX;
 	c.graph.volume.mode = logmode;
+	c.graph.volume.volatile_from_start = sync == VOLUME_SYNC_DISABLED;
 	c.graph.volume.destage = destage;
 	c.nbd = nbd.v;
 	c.nnbd = nbd.n;

@@ -469,7 +469,8 @@ static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image,
 	v->config = *config;
 	v->attached = true;
 	v->stop = v->stalled = v->cancelled = false;
-	v->flushed_once = v->damaged = v->log_unreadable = false;
+	v->flushed_once = config->volatile_from_start;
+	v->damaged = v->log_unreadable = false;
 	v->ignore_damage = w->config.ignore_damage;
 	v->bad_len = v->nkept = 0;
 	r = set_order(v);

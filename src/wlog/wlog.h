@@ -87,6 +87,7 @@ struct wlog_volume_config {
 	uint64_t quota;		/* bytes of log the volume may hold dirty; 0: an equal share that grows into free space */
 	bool discard_log;	/* drop the volume's dirty data first (operator's explicit choice) */
 	bool force_replay;	/* accept an image that changed since (operator's explicit choice) */
+	bool volatile_from_start; /* writes are acknowledged from memory though no flush has come yet: flushes are ignored above, by the operator's choice */
 	bool no_mark;		/* do not mark the image (tests; stores without a place for marks are detected by themselves) */
 };
 

@@ -55,6 +55,29 @@ static co_fn void co_counts(struct env *e)
 	}
 }
 
+/* Where flushes are ignored above the log, no write waits for it; time makes it durable all the same. */
+static co_fn void co_never_flushed(struct env *e)
+{
+	const struct wlog_volume_config vc = { .volatile_from_start = true };
+	uint64_t writes;
+
+	CHECK_EQ(co_env_try_format(e, true), 0);
+	co_env_open(e);
+	co_env_attach(e, 0, &vc);
+	writes = log_counters(e)->ops[DISK_OP_WRITE];
+	for (uint64_t i = 0; i < 10; i++)
+		co_put(e, 0, i, 1, 1);
+	CHECK_EQ(log_counters(e)->ops[DISK_OP_WRITE], writes);
+	co_sleep_ns(3000000000);
+	CHECK_EQ(log_counters(e)->ops[DISK_OP_WRITE] - writes, 1);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void a_volume_whose_flushes_are_ignored_is_acknowledged_from_memory(void)
+{
+	env_run(&quiet, co_never_flushed);
+}
+
 static void n_flushes_with_a_write_before_each_are_n_device_writes(void)
 {
 	struct env_config c = quiet;
@@ -395,6 +418,7 @@ int main(int argc, char **argv)
 {
 	log_set_level(LOG_NONE);
 #define TEST(fn) do { if (argc < 2 || strstr(#fn, argv[1])) RUN(fn); } while (0)
+	TEST(a_volume_whose_flushes_are_ignored_is_acknowledged_from_memory);
 	TEST(n_flushes_with_a_write_before_each_are_n_device_writes);
 	TEST(a_flush_that_always_follows_is_foreseen);
 	TEST(clients_of_several_volumes_share_commits);
