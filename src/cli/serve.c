@@ -13,6 +13,8 @@ static const char *const primary_names[] = { "none", "metadata", "all", NULL };
 static const char *const cache_names[] = { "none", "writeback", "writethrough", "directsync", "unsafe", NULL };
 static const char *const logmode_names[] = { "flush", "write", NULL };
 static const char *const destage_names[] = { "merged", "ordered", NULL };
+static const char *const tls_names[] = { "off", "allow", "require", NULL };
+static const char *const on_off[] = { "off", "on", NULL };
 static const char *const sync_names[] = { "standard", "always", "disabled", NULL };
 
 int cli_serve(int argc, char **argv)
@@ -21,13 +23,16 @@ int cli_serve(int argc, char **argv)
 	struct serve_config c = { .graph.cache_size = 64 << 20 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
-	    primarycache = CACHE_ALL;
+	    primarycache = CACHE_ALL, tls = -1, tls_verify_peer = true;
 	uint64_t poll_us = 0, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
 		CLI_LIST("nbd", 0, "ADDRESS", &nbd),
 		CLI_LIST("vhost-user", 0, "PATH", &vhost),
 		CLI_LIST("fuse", 0, "FILE", &fuse),
+		CLI_ENUM("tls", 0, tls_names, &tls),
+		CLI_STR("tls-creds", 0, "DIR", &c.tls_creds),
+		CLI_ENUM("tls-verify-peer", 0, on_off, &tls_verify_peer),
 		CLI_LIST("name", 0, "NAME", &names),
 		CLI_FLAG("read-only", 'r', &c.graph.read_only),
 		CLI_ENUM("aio", 0, aio_names, &aio),
@@ -64,6 +69,12 @@ int cli_serve(int argc, char **argv)
 	for (int i = 0; i < fuse.n; i++)
 		if (fuse_check_option(fuse.v[i], &err) < 0)
 			cli_usage("serve", "--fuse: %s", err.msg);
+	if (tls < 0)
+		tls = c.tls_creds ? NBD_TLS_REQUIRE : NBD_TLS_OFF;
+	if (tls != NBD_TLS_OFF && !c.tls_creds)
+		cli_usage("serve", "--tls %s needs certificates or keys: give --tls-creds DIR", tls_names[tls]);
+	if (tls != NBD_TLS_OFF && !nbd.n)
+		cli_usage("serve", "--tls and --tls-creds concern NBD: give --nbd ADDRESS");
 	if (!logs.n && (c.drain || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
 		cli_usage("serve", "--drain, --force-replay, --quota and --memory concern a log: give --log DEVICE");
 	while (disks[c.graph.ndisks])
@@ -81,6 +92,8 @@ int cli_serve(int argc, char **argv)
 	c.graph.volume.mode = logmode;
 	c.graph.volume.volatile_from_start = sync == VOLUME_SYNC_DISABLED;
 	c.graph.volume.destage = destage;
+	c.tls = tls;
+	c.tls_any_client = !tls_verify_peer;
 	c.nbd = nbd.v;
 	c.nnbd = nbd.n;
 	c.vhost = vhost.v;

@@ -12,6 +12,7 @@ struct control;
 struct fuse_server;
 struct nbd_server;
 struct serve_config;
+struct tls_creds;
 struct vhost_server;
 
 struct serve {
@@ -20,6 +21,7 @@ struct serve {
 	struct err *err;
 	struct graph graph;
 	struct nbd_server *nbd;	/* NULL: not served */
+	struct tls_creds *tls;	/* NULL: no TLS */
 	struct vhost_server *vhost; /* NULL: not served */
 	struct fuse_server *fuse; /* NULL: not served */
 	struct control *control;

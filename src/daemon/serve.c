@@ -31,6 +31,7 @@
 #include "export/vhost/server.h"
 #include "format/qcow2/qcow2.h"
 #include "rt/buf.h"
+#include "tls/tls.h"
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -113,9 +114,18 @@ void serve_stop(struct serve *s, bool drain)
 
 static co_fn int co_start_nbd(struct serve *s, struct err *err)
 {
-	struct nbd_server_config nc = { .max_requests = min(1024u, REQUESTS_MAX / s->graph.n), .client_ns = s->config->client_ns };
-	int ret = nbd_server_create(&nc, &s->nbd, err);
+	struct nbd_server_config nc = {
+		.max_requests = min(1024u, REQUESTS_MAX / s->graph.n),
+		.client_ns = s->config->client_ns,
+		.tls = s->config->tls,
+	};
+	int ret = 0;
 
+	if (nc.tls != NBD_TLS_OFF)
+		ret = tls_creds_load_server(s->config->tls_creds, !s->config->tls_any_client, &s->tls, err);
+	nc.creds = s->tls;
+	if (!ret)
+		ret = nbd_server_create(&nc, &s->nbd, err);
 	for (unsigned i = 0; i < s->graph.n && !ret; i++)
 		ret = nbd_server_add_volume(s->nbd, s->graph.volumes[i], err);
 	for (unsigned i = 0; i < s->config->nnbd && !ret; i++)
@@ -136,7 +146,7 @@ static void announce(struct serve *s)
 			 "a crash loses what was written last" : "");
 	}
 	for (unsigned i = 0; s->nbd && (addr = nbd_server_address(s->nbd, i)); i++)
-		log_info("NBD on %s", addr);
+		log_info("NBD on %s%s", addr, s->tls ? s->config->tls == NBD_TLS_REQUIRE ? ", TLS required" : ", TLS allowed" : "");
 	for (unsigned i = 0; s->vhost && (addr = vhost_server_path(s->vhost, i)); i++)
 		log_info("vhost-user on %s", addr);
 	for (unsigned i = 0; s->fuse && (addr = fuse_server_path(s->fuse, i)); i++)
@@ -269,6 +279,7 @@ static co_fn void co_serve_main(void *arg)
 		ret = err_errno(err, s->error, "not everything could be written at the end");
 	s->error = ret;
 	nbd_server_destroy(s->nbd);
+	tls_creds_free(s->tls);
 	vhost_server_destroy(s->vhost);
 	fuse_server_destroy(s->fuse);
 }

@@ -18,6 +18,9 @@ struct serve_config {
 	unsigned nfuse;
 	bool exit_unmounted;	/* end when the last of these files was unmounted */
 	uint64_t client_ns;	/* how long a client may take for an option or a request: see nbd_server_config; 0: the default */
+	int tls;		/* an enum nbd_tls */
+	const char *tls_creds;	/* a directory, or NULL with NBD_TLS_OFF */
+	bool tls_any_client;	/* clients need no certificate */
 	const char *control;	/* path of the control socket, or NULL */
 	const char *aio, *cache; /* defaults for files, or NULL */
 	bool drain;		/* empty the log before the end */

@@ -30,6 +30,7 @@ struct fuzz_client {
 	struct nbd_transport t;
 	const uint8_t *in;
 	size_t len, pos;
+	size_t wait_at;		/* here the client waits for a reply before it says more; 0: nowhere */
 	bool shut;
 	/* checker */
 	enum fuzz_stream stream;
@@ -119,9 +120,13 @@ static inline co_fn ssize_t co_fuzz_recv(struct nbd_transport *t, struct iovec *
 		size_t k = min(iov[i].iov_len, c->len - c->pos);
 
 		k = min(k, want - total);
+		if (c->pos < c->wait_at)
+			k = min(k, c->wait_at - c->pos);
 		memcpy(iov[i].iov_base, c->in + c->pos, k);
 		c->pos += k;
 		total += k;
+		if (c->pos == c->wait_at)
+			break;
 	}
 	return total;
 }
@@ -154,13 +159,15 @@ static const struct nbd_transport_ops fuzz_ops = { co_fuzz_recv, co_fuzz_send, f
 struct fuzz_run {
 	struct fuzz_client *client;
 	bool read_only;
+	enum nbd_tls tls;
+	struct tls_creds *creds;
 };
 
 static inline co_fn void co_fuzz_main(void *arg)
 {
 	struct fuzz_run *r = arg;
 	struct err err = ERR_INIT;
-	struct nbd_server_config config = { .max_in_flight = 16, .max_requests = 24, .memory = 1 };
+	struct nbd_server_config config = { .max_in_flight = 16, .max_requests = 24, .memory = 1, .tls = r->tls, .creds = r->creds };
 	struct nbd_server *s;
 	struct disk *d;
 	struct volume *v;
@@ -179,15 +186,15 @@ static inline co_fn void co_fuzz_main(void *arg)
 	co_volume_destroy(v);
 }
 
-static inline void fuzz_serve(struct fuzz_client *c, bool read_only)
+static inline void fuzz_serve_tls(struct fuzz_client *c, bool read_only, enum nbd_tls tls, struct tls_creds *creds)
 {
 	static struct rt *rt;
 	static struct rt_bufpool *bufs;
-	struct fuzz_run run = { c, read_only };
+	struct fuzz_run run = { c, read_only, tls, creds };
 	struct err err = ERR_INIT;
 
 	if (!rt) {
-		struct rt_config config = { .coroutines = 64 };
+		struct rt_config config = { .coroutines = 64, .stack_size = 512 << 10 }; /* TLS computes in place on a simulated reactor */
 
 		log_set_level(LOG_ERROR);
 		backends_register();
@@ -197,4 +204,9 @@ static inline void fuzz_serve(struct fuzz_client *c, bool read_only)
 	}
 	c->t.ops = &fuzz_ops;
 	fuzz_check(!rt_run(rt, co_fuzz_main, &run));
+}
+
+static inline void fuzz_serve(struct fuzz_client *c, bool read_only)
+{
+	fuzz_serve_tls(c, read_only, NBD_TLS_OFF, NULL);
 }

@@ -276,11 +276,54 @@ static co_fn int co_opt_switch(struct nbd_conn *c, const struct option *o)
 	return co_option_ack(c, o);
 }
 
+static co_fn int co_opt_starttls(struct nbd_conn *c, const struct option *o)
+{
+	int ret;
+
+	if (c->tls)
+		return co_option_error(c, o, NBD_REP_ERR_INVALID, "TLS is in use already");
+	if (o->len)
+		return co_option_error(c, o, NBD_REP_ERR_INVALID, "NBD_OPT_STARTTLS carries no data");
+	if (c->s->config.tls == NBD_TLS_OFF)
+		return co_option_error(c, o, NBD_REP_ERR_POLICY, "this server is not set up for TLS");
+	/* (6) */
+	if (c->rpos != c->rend) {
+		conn_refused_tls(c, "TLS: more was sent before STARTTLS was answered, by the client or by somebody in between");
+		return -EPROTO;
+	}
+	ret = co_option_ack(c, o);
+	if (!ret)
+		ret = co_conn_starttls(c);
+	c->structured = c->extended = false;
+	c->meta = NULL;
+	return ret;
+}
+
+/* In the mode FORCEDTLS of the protocol: is this option refused until there is TLS? */
+static bool wants_tls_first(const struct nbd_conn *c, uint32_t number)
+{
+	return c->s->config.tls == NBD_TLS_REQUIRE && !c->tls && number != NBD_OPT_STARTTLS && number != NBD_OPT_ABORT;
+}
+
+static co_fn int co_tls_first(struct nbd_conn *c, const struct option *o)
+{
+	/* There is no error reply to this one. */
+	if (o->number == NBD_OPT_EXPORT_NAME) {
+		conn_refused_tls(c, "refused; it does not use TLS, which is required here (--tls)");
+		return -EPROTO;
+	}
+	if (o->number == NBD_OPT_GO)
+		conn_refused_tls(c, "refused; it does not use TLS, which is required here (--tls)");
+	return co_option_error(c, o, NBD_REP_ERR_TLS_REQD, "this server requires TLS");
+}
+
 static co_fn int co_option(struct nbd_conn *c, const struct option *o)
 {
 	/* Who did not say that he knows the fixed form cannot understand a reply to anything else. */
 	if (!c->fixed && o->number != NBD_OPT_EXPORT_NAME)
 		return -EPROTO;
+	if (wants_tls_first(c, o->number))
+		return co_tls_first(c, o);
 	if (c->s->stopping && o->number != NBD_OPT_ABORT)
 		return co_option_error(c, o, NBD_REP_ERR_SHUTDOWN, "the server is shutting down");
 
@@ -302,9 +345,7 @@ static co_fn int co_option(struct nbd_conn *c, const struct option *o)
 	case NBD_OPT_SET_META_CONTEXT:
 		return co_opt_meta(c, o);
 	case NBD_OPT_STARTTLS:
-		if (o->len)
-			return co_option_error(c, o, NBD_REP_ERR_INVALID, "NBD_OPT_STARTTLS carries no data");
-		return co_option_error(c, o, NBD_REP_ERR_POLICY, "this server is not set up for TLS");
+		return co_opt_starttls(c, o);
 	default:
 		return co_option_error(c, o, NBD_REP_ERR_UNSUP, "this server does not know the option");
 	}
@@ -327,6 +368,8 @@ static co_fn int co_next_option(struct nbd_conn *c)
 		if (o.len > OPTION_SKIP_MAX || o.number == NBD_OPT_EXPORT_NAME || !c->fixed)
 			return -EPROTO;
 		ret = co_conn_skip(c, o.len);
+		if (!ret && wants_tls_first(c, o.number))
+			return co_tls_first(c, &o);
 		return ret < 0 ? ret : co_option_error(c, &o, NBD_REP_ERR_TOO_BIG, "the option is too long");
 	}
 	ret = co_conn_fill(c, o.len);

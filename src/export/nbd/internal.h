@@ -21,6 +21,8 @@
  *      between two requests it may be silent for ever.
  *  (4) A connection is freed by its receiver after in_flight has fallen to 0; so requests never see a connection go away.
  *  (5) After the first send error `dead` is set, replies are dropped and the receiver ends.
+ *  (6) Nothing that was said before TLS counts after it: what a client has negotiated is forgotten, and one that sends anything between its STARTTLS and the
+ *      reply loses the connection, since those bytes may be somebody else's.
  *
  * Runs on one reactor.
  */
@@ -46,6 +48,7 @@
 #define META_ALLOCATION 1	/* the context ID of base:allocation */
 
 struct nbd_conn;
+struct tls;
 
 struct nbd_export {
 	struct list node;
@@ -87,6 +90,7 @@ struct nbd_conn {
 	struct list node;
 	struct nbd_server *s;
 	struct nbd_transport *t;
+	struct tls *tls;	/* inside t, after its handshake; NULL: plain */
 	char peer[64];
 	struct rt_timer timer;	/* handshake; then: the rest of a request */
 	uint64_t since_ns;
@@ -122,6 +126,8 @@ struct nbd_server {
 	struct co_queue stop_q;	/* co_nbd_server_stop() waits for connections and acceptors */
 	unsigned acceptors;
 	uint64_t accepted, refused, stalled;
+	uint64_t tls_failed, tls_told_ns;
+	unsigned tls_told;	/* since tls_told_ns */
 };
 
 /* handshake.c: 0 when transmission begins; otherwise the connection ends. */
@@ -143,6 +149,11 @@ co_fn void co_request_main(void *arg);
 
 /* send.c */
 co_fn void co_request_reply(struct nbd_request *r);	/* queues head and data, and sends if nobody else does */
+
+/* tls.c: the client has its reply to STARTTLS. Replaces c->t; 0, or -errno: the connection ends. */
+co_fn int co_conn_starttls(struct nbd_conn *c);
+/* Counts, and tells the operator; not more often than the log stays readable, since anybody can make it happen. */
+void conn_refused_tls(struct nbd_conn *c, const char *why);
 
 /* memory.c */
 void export_memory_init(struct nbd_export *e);

@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "tls/tls.h"
 #include "util/log.h"
 
 #define AWAY_NS 1000000000ull
@@ -297,14 +298,17 @@ static json_t *conn_status(const struct nbd_conn *c)
 {
 	const char *headers = c->extended ? "extended" : c->structured ? "structured" : "simple";
 
-	return json_pack("{s:s, s:s, s:s?, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+	return json_pack("{s:s, s:s, s:s?, s:s?, s:s?, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 			 "peer", c->peer, "state", c->dead ? "ending" : c->transmission ? "transmission" : "handshake",
+			 "tls", c->tls ? tls_description(c->tls) : NULL, "identity", c->tls && tls_peer(c->tls)[0] ? tls_peer(c->tls) : NULL,
 			 "export", c->exp ? c->exp->v->name : NULL, "replies", headers,
 			 "in_flight", (json_int_t)c->in_flight, "memory", (json_int_t)c->mem_used,
 			 "requests", (json_int_t)c->requests, "errors", (json_int_t)c->errors,
 			 "bytes_in", (json_int_t)c->bytes_in, "bytes_out", (json_int_t)c->bytes_out,
 			 "age_ns", (json_int_t)(rt_now_ns() - c->since_ns));
 }
+
+static const char *const tls_modes[] = { "off", "allow", "require" };
 
 void *nbd_server_status(struct nbd_server *s)
 {
@@ -314,7 +318,7 @@ void *nbd_server_status(struct nbd_server *s)
 		json_array_append_new(addrs, json_string(container_of(n, struct nbd_listener, node)->addr));
 	list_for_each(&s->conns, n)
 		json_array_append_new(conns, conn_status(container_of(n, struct nbd_conn, node)));
-	return json_pack("{s:o, s:I, s:I, s:I, s:I, s:o}", "addresses", addrs, "max_connections", (json_int_t)s->config.max_conns,
+	return json_pack("{s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "addresses", addrs, "tls", tls_modes[s->config.tls], "max_connections", (json_int_t)s->config.max_conns,
 			 "accepted", (json_int_t)s->accepted, "refused", (json_int_t)s->refused,
-			 "stalled", (json_int_t)s->stalled, "connections", conns);
+			 "stalled", (json_int_t)s->stalled, "tls_failed", (json_int_t)s->tls_failed, "connections", conns);
 }

@@ -11,6 +11,9 @@
 
 struct nbd_server;
 struct nbd_transport;
+struct tls_creds;
+
+enum nbd_tls { NBD_TLS_OFF, NBD_TLS_ALLOW, NBD_TLS_REQUIRE };
 
 /* Every 0 stands for the default. */
 struct nbd_server_config {
@@ -20,6 +23,8 @@ struct nbd_server_config {
 	uint64_t memory;	/* bytes of request data of one export: 128 MiB, at least 64 MiB */
 	uint64_t client_ns;	/* a client must finish each option, and each request, of which it has sent a part, within: 30 s; UINT64_MAX: no limit */
 	uint64_t stall_ns;	/* a client that takes or sends nothing for so long loses its connection if others wait for memory: 10 s */
+	enum nbd_tls tls;
+	struct tls_creds *creds; /* the caller's; with NBD_TLS_OFF not looked at */
 };
 
 /* `config` may be NULL. Call on the reactor that is to serve. -ENOMEM. */
@@ -53,7 +58,7 @@ void *nbd_server_status(struct nbd_server *s);
 const char *nbd_server_address(struct nbd_server *s, unsigned i);
 unsigned nbd_server_connections(const struct nbd_server *s);
 
-/* --- Transports: a byte stream to one client. TLS and the fuzz targets have their own. --- */
+/* --- Transports: a byte stream to one client. The fuzz targets have their own. --- */
 
 struct nbd_transport_ops {
 	/* Bytes received into the list, 0 at end of file, -errno. */
