@@ -33,6 +33,8 @@ struct cli_verb {
 
 int cli_serve(int argc, char **argv);
 int cli_log(int argc, char **argv);
+int cli_map(int argc, char **argv);
+int cli_unmap(int argc, char **argv);
 int cli_perf(int argc, char **argv);
 int cli_stat(int argc, char **argv);
 int cli_advise(int argc, char **argv);

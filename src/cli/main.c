@@ -27,6 +27,8 @@ static const struct cli_verb verbs[] = {
 	{ "serve", cli_serve },
 	{ "log", cli_log },
 	{ "image", cli_image },
+	{ "map", cli_map },
+	{ "unmap", cli_unmap },
 	{ "perf", cli_perf },
 	{ "stat", cli_stat },
 	{ "advise", cli_advise },

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/* The servers of `weir map`: started behind it, stopped by unmounting their file. */
+#include "cli/mapping.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "util/bytes.h"
+#include "util/err.h"
+
+#define ARGS_MAX 32
+#define END_MS 60000
+
+extern char **environ;
+
+/* A socket for sd_notify(3), in the abstract name space; its name becomes NOTIFY_SOCKET. */
+static int notify_socket(struct err *err)
+{
+	struct sockaddr_un sun = { .sun_family = AF_UNIX };
+	char name[64];
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), len;
+
+	len = snprintf(name, sizeof(name), "@weir-map-%d", (int)getpid());
+	memcpy(sun.sun_path + 1, name + 1, (size_t)len - 1);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&sun, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)) < 0) {
+		err_errno(err, -errno, "cannot make a socket");
+		if (fd >= 0)
+			close(fd);
+		return err->code;
+	}
+	setenv("NOTIFY_SOCKET", name, 1);
+	return fd;
+}
+
+static int spawn(char *const argv[], const char *log, pid_t *pid)
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attr;
+	int ret;
+
+	if (posix_spawn_file_actions_init(&actions))
+		return -ENOMEM;
+	if (posix_spawnattr_init(&attr)) {
+		posix_spawn_file_actions_destroy(&actions);
+		return -ENOMEM;
+	}
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID);
+	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+	posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+	ret = -posix_spawn(pid, "/proc/self/exe", &actions, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&actions);
+	return ret;
+}
+
+/* True once the server says so; false if it has ended. */
+static bool wait_ready(int fd, pid_t pid)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	char text[512];
+
+	for (;;) {
+		ssize_t got = poll(&p, 1, 50) > 0 ? recv(fd, text, sizeof(text) - 1, MSG_DONTWAIT) : 0;
+
+		if (got > 0) {
+			text[got] = '\0';
+			if (strstr(text, "READY=1"))
+				return true;
+		} else if (waitpid(pid, NULL, WNOHANG) == pid) {
+			return false;
+		}
+	}
+}
+
+/* The reason is the last line of its messages. */
+static int told_by_server(const char *log, struct err *err)
+{
+	char line[700] = "", next[700];
+	const char *text = line;
+	FILE *f = fopen(log, "re");
+
+	while (f && fgets(next, sizeof(next), f))
+		strcpy(line, next);
+	if (f)
+		fclose(f);
+	line[strcspn(line, "\n")] = '\0';
+	if (!strncmp(text, "weir serve: ", 12))
+		text += 12;
+	return err_set(err, -EIO, "%s", *text ? text : "the server ended, and does not say why");
+}
+
+/* "FILE" as an option wants it: commas are doubled. */
+static void put_file(char *dst, size_t size, const char *file)
+{
+	size_t n = 0;
+
+	for (; *file && n + 2 < size; file++) {
+		if (*file == ',')
+			dst[n++] = ',';
+		dst[n++] = *file;
+	}
+	dst[n] = '\0';
+}
+
+int map_server_start(const char *disk, const char *file, const char *name, const char *const *args, struct err *err)
+{
+	char fuse[PATH_MAX], sock[MAP_PATH_MAX], log[MAP_PATH_MAX];
+	const char *argv[ARGS_MAX] = { "weir", "serve", "--fuse", fuse, "--control", sock, "--name", name, "--exit-unmounted" };
+	int n = 9, fd = notify_socket(err), ret;
+	pid_t pid;
+
+	if (fd < 0)
+		return fd;
+	put_file(fuse, sizeof(fuse), file);
+	mapping_path(sock, sizeof(sock), file, ".sock");
+	mapping_path(log, sizeof(log), file, ".log");
+	while (*args && n < ARGS_MAX - 3)
+		argv[n++] = *args++;
+	argv[n++] = "--";
+	argv[n] = disk;
+	ret = spawn((char *const *)argv, log, &pid);
+	if (ret < 0)
+		ret = err_errno(err, ret, "cannot start a server");
+	else if (!wait_ready(fd, pid))
+		ret = told_by_server(log, err);
+	if (ret < 0)
+		unlink(log);
+	close(fd);
+	return ret;
+}
+
+/* --- The end --- */
+
+static int wait_end(int pidfd, const struct mapping *m, struct err *err)
+{
+	struct pollfd p = { .fd = pidfd, .events = POLLIN };
+
+	if (poll(&p, 1, END_MS) > 0)
+		return 0;
+	return err_set(err, -ETIMEDOUT, "%s: its server (pid %d) has not ended after %d s; see %s.log", m->file, (int)m->pid, END_MS / 1000, m->file);
+}
+
+int map_server_stop(const struct mapping *m, struct err *err)
+{
+	int pidfd = m->pid > 0 ? (int)syscall(SYS_pidfd_open, m->pid, 0) : -1, ret = 0;
+	char path[MAP_PATH_MAX];
+	struct stat st;
+
+	if (umount2(m->file, m->dead ? MNT_DETACH | UMOUNT_NOFOLLOW : UMOUNT_NOFOLLOW) < 0)
+		ret = errno == EBUSY ? err_set(err, -EBUSY, "%s: is in use; close it first (fuser -m %s tells by whom)", m->file, m->file) :
+				       err_errno(err, -errno, "%s: cannot be unmounted", m->file);
+	if (!ret && pidfd >= 0)
+		ret = wait_end(pidfd, m, err);
+	if (pidfd >= 0)
+		close(pidfd);
+	if (ret < 0 || !m->own)
+		return ret;
+	/* A server that was killed has left these. */
+	mapping_path(path, sizeof(path), m->file, ".sock");
+	unlink(path);
+	mapping_path(path, sizeof(path), m->file, ".log");
+	unlink(path);
+	if (!lstat(m->file, &st) && S_ISREG(st.st_mode) && !st.st_size)
+		unlink(m->file);
+	return 0;
+}
