@@ -82,6 +82,8 @@ static const struct disk_ops file_ops = {
 	.co_mark_get = co_file_mark_get,
 	.co_mark_set = co_file_mark_set,
 	.co_stamp = co_file_stamp,
+	.co_identity = co_file_identity,
+	.co_touch = co_file_touch,
 	.co_close = co_file_close,
 	.status = file_status,
 };

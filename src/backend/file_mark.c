@@ -348,3 +348,58 @@ co_fn int co_file_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_no
 	*ret_now_ns = max((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, c.stamp_ns);
 	return 0;
 }
+
+/* --- Identity: inode number, size, mtime and ctime, which nobody can set --- */
+
+struct identity_call {
+	int fd;
+	struct stat st;
+};
+
+static uint64_t ns_of(const struct timespec *t)
+{
+	return (uint64_t)t->tv_sec * 1000000000u + (uint64_t)t->tv_nsec;
+}
+
+static int identity_blocking(void *arg)
+{
+	struct identity_call *c = arg;
+
+	return fstat(c->fd, &c->st) ? -errno : 0;
+}
+
+co_fn int co_file_identity(struct disk *d, struct disk_identity *ret)
+{
+	struct file_disk *f = file_of(d);
+	struct identity_call c = { .fd = f->fd };
+	struct timespec now;
+	int rc;
+
+	if (f->is_device)
+		return -ENOTSUP;
+	rc = co_offload(identity_blocking, &c);
+	if (rc)
+		return rc;
+	clock_gettime(CLOCK_REALTIME_COARSE, &now);
+	*ret = (struct disk_identity){ { c.st.st_ino, (uint64_t)c.st.st_size, ns_of(&c.st.st_mtim), ns_of(&c.st.st_ctim) } };
+	/* A change within this tick of the clock would be given the same times. */
+	return max(ret->word[2], ret->word[3]) >= ns_of(&now) ? -EAGAIN : 0;
+}
+
+static int touch_blocking(void *arg)
+{
+	struct identity_call *c = arg;
+	const struct timespec times[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_NOW } };
+
+	if (futimens(c->fd, times))
+		return -errno;
+	return fsync(c->fd) ? -errno : 0;
+}
+
+co_fn int co_file_touch(struct disk *d)
+{
+	struct file_disk *f = file_of(d);
+	struct identity_call c = { .fd = f->fd };
+
+	return f->is_device ? -ENOTSUP : co_offload(touch_blocking, &c);
+}

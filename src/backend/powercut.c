@@ -447,6 +447,37 @@ static co_fn int powercut_co_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint6
 	return 0;
 }
 
+static co_fn int powercut_co_identity(struct disk *d, struct disk_identity *ret)
+{
+	struct powercut_dev *dev = to_dev(d);
+
+	if (dev->power->off)
+		return -ESHUTDOWN;
+	if (dev->config.no_mark)
+		return -ENOTSUP;
+	*ret = (struct disk_identity){ { 1, dev->size, dev->stamp, 0 } };
+	return 0;
+}
+
+/* Counts as a change of the mark: it is stable when it returns, and in flight until then. */
+static co_fn int powercut_co_touch(struct disk *d)
+{
+	struct powercut_dev *dev = to_dev(d);
+	int ret;
+
+	if (dev->power->off)
+		return -ESHUTDOWN;
+	if (dev->config.no_mark)
+		return -ENOTSUP;
+	ret = submit(dev, DISK_OP_WRITE, 0, 0, 0);
+	if (!ret)
+		ret = co_spend(dev, 1 + rng_below(&dev->power->rng, dev->latency_ns));
+	if (ret)
+		return ret;
+	dev->opened_stamp = dev->stable_stamp = dev->stamp = next_stamp(dev);
+	return 0;
+}
+
 void powercut_handle_free(struct handle *h)
 {
 	list_del(&h->node);
@@ -471,6 +502,8 @@ static const struct disk_ops powercut_ops = {
 	.co_mark_get = powercut_co_mark_get,
 	.co_mark_set = powercut_co_mark_set,
 	.co_stamp = powercut_co_stamp,
+	.co_identity = powercut_co_identity,
+	.co_touch = powercut_co_touch,
 	.co_close = powercut_co_close,
 };
 

@@ -380,6 +380,58 @@ co_fn int co_disk_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_no
 	return d->file ? co_disk_stamp(d->file, ret_stamp_ns, ret_now_ns) : -ENOTSUP;
 }
 
+/* One step of a mixer (Steele, Lea and Flood, OOPSLA '14): no two inputs that differ in one word give the same output. */
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+	a = (a ^ b) + 0x9e3779b97f4a7c15ull;
+	a = (a ^ a >> 30) * 0xbf58476d1ce4e5b9ull;
+	a = (a ^ a >> 27) * 0x94d049bb133111ebull;
+	return a ^ a >> 31;
+}
+
+void disk_identity_mix(struct disk_identity *id, const struct disk_identity *other)
+{
+	for (unsigned i = 0; i < 4; i++)
+		id->word[i] = mix(id->word[i], other->word[i] + i);
+}
+
+bool disk_identity_equal(const struct disk_identity *a, const struct disk_identity *b)
+{
+	return !memcmp(a, b, sizeof(*a));
+}
+
+static void mix_text(struct disk_identity *id, const char *text)
+{
+	for (; *text; text++)
+		for (unsigned i = 0; i < 4; i++)
+			id->word[i] = mix(id->word[i], (unsigned char)*text + i * 256u);
+}
+
+co_fn int co_disk_identity(struct disk *d, struct disk_identity *ret)
+{
+	int r;
+
+	if (d->ops->co_identity)
+		r = d->ops->co_identity(d, ret);
+	else
+		r = d->file ? co_disk_identity(d->file, ret) : -ENOTSUP;
+	if (!r || r == -EAGAIN) {
+		mix_text(ret, d->ops->driver);
+		mix_text(ret, d->name);
+		ret->word[0] = mix(ret->word[0], d->size);
+	}
+	return r;
+}
+
+co_fn int co_disk_touch(struct disk *d)
+{
+	if (d->read_only)
+		return -EROFS;
+	if (d->ops->co_touch)
+		return d->ops->co_touch(d);
+	return d->file ? co_disk_touch(d->file) : -ENOTSUP;
+}
+
 void disk_cancel(struct disk *d)
 {
 	if (d->ops->cancel)

@@ -92,6 +92,14 @@ struct disk_limits {
 	bool rotational;
 };
 
+/*
+ * Of an image: which one it is, and a state of it. Whoever writes to it, by whatever program, changes it; as long as it is the same,
+ * so are the contents of the disk that was opened by the same DISK string. It may change without need. Layers mix in what they are.
+ */
+struct disk_identity {
+	uint64_t word[4];
+};
+
 /* Identity mark that a write log leaves on an image: opaque text of at most DISK_MARK_MAX bytes. */
 #define DISK_MARK_MAX 1024
 
@@ -120,6 +128,12 @@ struct disk_ops {
 	int (*co_mark_set)(struct disk *d, const char *mark, struct err *err);
 	/* A stamp that changes whenever anybody writes to the image (size and mtime of a file). -ENOTSUP where there is none. */
 	int (*co_stamp)(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
+	/*
+	 * What tells the present contents from any other: see struct disk_identity. -ENOTSUP where there is nothing of the kind, -EAGAIN, with *ret, if a
+	 * change at this instant would leave it as it is: ask again in a few milliseconds. touch changes it, durably, and no contents; then also the stamp.
+	 */
+	int (*co_identity)(struct disk *d, struct disk_identity *ret);
+	int (*co_touch)(struct disk *d);
 	/* Stops accepting I/O at the first chance, with nothing flushed: a layer that waits (for a server to come back) gives up with -ESHUTDOWN. Plain function. */
 	void (*cancel)(struct disk *d);
 	/* Flushes nothing by itself. Frees the layer and closes d->file; never fails. */
@@ -173,6 +187,11 @@ co_fn int co_disk_resize(struct disk *d, uint64_t size, struct err *err);
 co_fn int co_disk_mark_get(struct disk *d, char *buf, size_t size);
 co_fn int co_disk_mark_set(struct disk *d, const char *mark, struct err *err);
 co_fn int co_disk_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
+co_fn int co_disk_identity(struct disk *d, struct disk_identity *ret);
+co_fn int co_disk_touch(struct disk *d);
+/* Makes one identity of two, in order. */
+void disk_identity_mix(struct disk_identity *id, const struct disk_identity *other);
+bool disk_identity_equal(const struct disk_identity *a, const struct disk_identity *b);
 void disk_cancel(struct disk *d);
 co_fn void co_disk_close(struct disk *d);	/* NULL is fine */
 /* A json_t object (new reference, as void * so that this header needs no jansson) that describes d and what is below it. */

@@ -84,6 +84,32 @@ static co_fn int co_q2_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *r
 	return ret ? ret : co_disk_stamp(d->file, ret_stamp_ns, ret_now_ns);
 }
 
+static co_fn int co_mix_identity(struct disk *file, struct disk_identity *id, int r)
+{
+	struct disk_identity other;
+	int r2 = co_disk_identity(file, &other);
+
+	if (r2 && r2 != -EAGAIN)
+		return r2;
+	disk_identity_mix(id, &other);
+	return r ? r : r2;
+}
+
+/* Of all files that it reads from. */
+static co_fn int co_q2_identity(struct disk *d, struct disk_identity *ret)
+{
+	struct qcow2 *q = q2_of(d);
+	int r = co_settle(q);
+
+	if (!r)
+		r = co_disk_identity(d->file, ret);
+	if ((!r || r == -EAGAIN) && q->data != d->file)
+		r = co_mix_identity(q->data, ret, r);
+	if ((!r || r == -EAGAIN) && q->backing)
+		r = co_mix_identity(q->backing, ret, r);
+	return r;
+}
+
 static co_fn int co_q2_mark_get(struct disk *d, char *buf, size_t size)
 {
 	return co_disk_mark_get(d->file, buf, size);
@@ -124,6 +150,7 @@ static const struct disk_ops qcow2_ops = {
 	.co_resize = co_q2_resize,
 	.co_mark_get = co_q2_mark_get,
 	.co_stamp = co_q2_stamp,
+	.co_identity = co_q2_identity,
 	.co_close = co_q2_close,
 	.status = q2_status,
 };
