@@ -90,7 +90,7 @@ static int check_config(struct cache_config *o, struct err *err)
 
 void cache_recompute(struct cache *c)
 {
-	uint64_t taken = c->fixed + c->curves;
+	uint64_t taken = c->fixed + c->curves + second_memory(c->second);
 	uint32_t all, keep;
 
 	c->mem.allowed = c->budget > taken ? (uint32_t)min((c->budget - taken) / c->config.chunk, (uint64_t)c->mem.chunks) : 0;
@@ -167,6 +167,7 @@ void cache_destroy(struct cache *c)
 		return;
 	for (unsigned i = 0; i < CACHE_MAX_VOLUMES; i++)
 		assert(!c->vol[i]);
+	assert(!c->second);
 	mem_fini(&c->mem);
 	free(c->index);
 	free(c);
@@ -189,5 +190,5 @@ void cache_release(struct cache *c)
 
 uint64_t cache_memory(const struct cache *c)
 {
-	return c->fixed + c->curves + (uint64_t)c->mem.mapped * c->config.chunk;
+	return c->fixed + c->curves + second_memory(c->second) + (uint64_t)c->mem.mapped * c->config.chunk;
 }

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "blk/disk.h"
+#include "util/uuid.h"
 
 struct cache;
 struct err;
@@ -64,6 +65,39 @@ void cache_release(struct cache *c);
 void cache_get_limits(struct disk *d, uint64_t *ret_share, uint64_t *ret_limit);
 /* A new budget, at most the one it was created with. Evicts and gives memory back before it returns. */
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err);
+
+/* --- The second level: see docs/format-cache.md and second.h --- */
+
+struct cache_device_config {
+	uint64_t rate;		/* bytes written per second; 0: 64 MiB */
+	uint64_t settle_ns;	/* how long a volume rests before its contents are made to outlast a crash; 0: 5 s */
+};
+
+struct cache_device_info {
+	struct uuid uuid;
+	uint64_t size, wall_ns;
+	uint32_t segment_size, segments;
+	unsigned volumes;
+	struct cache_device_volume {
+		char name[64];
+		uint64_t size, wall_ns;
+		bool settled;
+	} volume[120];
+};
+
+/* What is on the device is lost. segment_size 0: 1 MiB. */
+co_fn int co_cache_device_format(struct disk *dev, uint32_t segment_size, struct err *err);
+/* -EINVAL if it is none, -EBADMSG if it is damaged. */
+co_fn int co_cache_device_read(struct disk *dev, struct cache_device_info *ret, struct err *err);
+/* Takes `dev` over on success. Before any layer is attached. */
+co_fn int co_cache_add_device(struct cache *c, struct disk *dev, const struct cache_device_config *config, struct err *err);
+/* All layers are attached: those that come later have no second level. */
+co_fn void co_cache_start_device(struct cache *c);
+/* All layers are closed. Waits for what the device owes. */
+co_fn void co_cache_close_device(struct cache *c);
+/* What of the disk (a layer) goes to the second level, and comes from there. Plain functions. */
+void cache_set_secondary(struct disk *d, enum cache_mode mode);
+bool cache_has_device(const struct cache *c);
 
 /* Bytes of memory that the cache takes now, all included; never above its budget but while co_cache_resize() is making it smaller. */
 uint64_t cache_memory(const struct cache *c);

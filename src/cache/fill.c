@@ -54,6 +54,11 @@ static bool is_missing(struct cache_volume *v, uint64_t block)
 	return record_find(v->c, cache_key(v, block)) == REC_NONE && !fill_find(v, block);
 }
 
+static bool in_second(const struct cache_volume *v, enum cache_class class, uint64_t block)
+{
+	return second_allows(v, class) && second_has(v, block);
+}
+
 struct cache_fill *fill_start(struct cache_volume *v, enum cache_class class, uint64_t first, uint64_t max, bool access)
 {
 	struct cache *c = v->c;
@@ -62,9 +67,10 @@ struct cache_fill *fill_start(struct cache_volume *v, enum cache_class class, ui
 	if (!f)
 		return NULL;
 	f->n = 0;
-	max = min(max, (uint64_t)FILL_MAX);
+	f->second = in_second(v, class, first);
+	max = min(max, (uint64_t)(f->second ? SECOND_RUN : FILL_MAX));
 	max = min(max, KEY_BLOCKS - first);
-	while (f->n < max && (!f->n || is_missing(v, first + f->n))) {
+	while (f->n < max && (!f->n || (is_missing(v, first + f->n) && in_second(v, class, first + f->n) == f->second))) {
 		enum policy_ghost ghost = access ? policy_miss(&c->policy[class], cache_key(v, first + f->n)) : POLICY_UNKNOWN;
 		uint32_t slot = slot_get(v, class, ghost);
 
@@ -109,6 +115,12 @@ static co_fn int co_fill_read(struct cache_fill *f, unsigned flags)
 	uint64_t off = f->first << c->shift, left = v->disk.size - off;
 	int n = 0;
 
+	if (f->second && co_second_read(f) == 0)
+		return 0;
+	if (second_allows(v, f->class)) {
+		c->second->count.misses += f->n;
+		v->second.misses += f->n;
+	}
 	for (uint32_t i = 0; i < f->n; i++) {
 		char *p = mem_addr(&c->mem, f->slot[i]);
 		uint64_t len = min(left, (uint64_t)c->block);

@@ -12,6 +12,7 @@
  *   layer.c	the disk
  *   shrink.c	giving memory back
  *   status.c	figures
+ *   second.h	the second level
  *
  * Invariants
  *  (1) A block is resident in at most one class. Its record is on the chain of its volume and class, and owns a slot unless it is all zeroes.
@@ -29,6 +30,7 @@
 #include "cache/cache.h"
 #include "cache/memory.h"
 #include "cache/policy.h"
+#include "cache/second.h"
 #include "cache/shards.h"
 #include "rt/sync.h"
 #include "util/bytes.h"
@@ -71,6 +73,7 @@ struct cache_fill {
 	uint32_t n;
 	unsigned users;
 	bool done, ahead;
+	bool second;		/* its blocks come from the second level */
 	int error;
 	enum cache_class class;
 	unsigned at;		/* its place in c->flying; of a free one: the next free */
@@ -140,6 +143,7 @@ struct cache_volume {
 	struct shards *shards;
 	size_t shards_bytes;
 	struct cache_counters count[CACHE_CLASSES];
+	struct second_volume second;
 };
 
 struct cache {
@@ -164,6 +168,7 @@ struct cache {
 	unsigned busy;		/* calls that change settings: no layer is closed under them */
 	void *index;
 	size_t index_bytes;
+	struct second *second;	/* NULL: none */
 };
 
 static inline struct cache_volume *volume_of(struct disk *d)

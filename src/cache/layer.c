@@ -174,13 +174,28 @@ static co_fn int cache_co_read(struct disk *d, uint64_t off, uint64_t len, const
 /* Whether the change need not be announced: nothing of the volume is cached, and nothing will be while it is in flight. */
 static bool is_untracked(struct cache_volume *v)
 {
-	return v->mode == CACHE_NONE && !v->starting && !v->fills && !v->records[0] && !v->records[1];
+	return v->mode == CACHE_NONE && v->second.rec < 0 && !v->starting && !v->fills && !v->records[0] && !v->records[1];
 }
 
 static void untracked_end(struct cache_volume *v)
 {
 	if (!--v->untracked)
 		co_queue_wake_all(&v->idle);
+}
+
+/* What is cached will be different soon. An error is the change's: it must not begin. */
+static co_fn int co_announce(struct cache_volume *v, struct cache_change *ch, uint64_t off, uint64_t len)
+{
+	change_begin(v, ch, off, len);
+	return v->second.rec < 0 ? 0 : co_second_change_begin(v, ch->first, ch->last);
+}
+
+static co_fn int co_conclude(struct cache_volume *v, struct cache_change *ch, uint64_t off, uint64_t len, int ret, const struct iovec *iov, int niov)
+{
+	co_change_end(v, ch, off, len, ret, iov, niov);
+	if (v->second.rec >= 0)
+		second_change_end(v);
+	return ret;
 }
 
 static co_fn int cache_co_write(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
@@ -195,10 +210,10 @@ static co_fn int cache_co_write(struct disk *d, uint64_t off, uint64_t len, cons
 		untracked_end(v);
 		return r;
 	}
-	change_begin(v, &ch, off, len);
-	r = co_disk_writev(d->file, off, iov, niov, flags);
-	co_change_end(v, &ch, off, len, r, iov, niov);
-	return r;
+	r = co_announce(v, &ch, off, len);
+	if (!r)
+		r = co_disk_writev(d->file, off, iov, niov, flags);
+	return co_conclude(v, &ch, off, len, r, iov, niov);
 }
 
 static co_fn int co_clear(struct disk *d, uint64_t off, uint64_t len, unsigned flags, bool zero)
@@ -218,10 +233,10 @@ static co_fn int co_change_clear(struct disk *d, uint64_t off, uint64_t len, uns
 		untracked_end(v);
 		return r;
 	}
-	change_begin(v, &ch, off, len);
-	r = co_clear(d, off, len, flags, zero);
-	co_change_end(v, &ch, off, len, r, NULL, 0);
-	return r;
+	r = co_announce(v, &ch, off, len);
+	if (!r)
+		r = co_clear(d, off, len, flags, zero);
+	return co_conclude(v, &ch, off, len, r, NULL, 0);
 }
 
 static co_fn int cache_co_discard(struct disk *d, uint64_t off, uint64_t len, unsigned flags)
@@ -291,9 +306,20 @@ static co_fn int cache_co_resize(struct disk *d, uint64_t size)
 		untracked_end(v);
 		return r;
 	}
-	change_begin(v, &ch, from, to - from);
-	r = co_disk_resize(d->file, size, NULL);
-	co_change_end(v, &ch, from, to - from, r, NULL, 0);
+	r = co_announce(v, &ch, from, to - from);
+	if (!r)
+		r = co_disk_resize(d->file, size, NULL);
+	return co_conclude(v, &ch, from, to - from, r, NULL, 0);
+}
+
+/* No contents, but it may be part of the image's identity. */
+static co_fn int cache_co_mark_set(struct disk *d, const char *mark, struct err *err)
+{
+	struct cache_volume *v = volume_of(d);
+	int r = co_disk_mark_set(d->file, mark, err);
+
+	if (v->second.rec >= 0)
+		co_second_note_identity(v);
 	return r;
 }
 
@@ -361,6 +387,8 @@ static co_fn void cache_co_close(struct disk *d)
 	while (c->busy)
 		co_sleep_ns(1000000);
 	co_wait_idle(v);
+	if (v->second.rec >= 0)
+		co_second_detach(v);
 	if (!c->ending)
 		co_drop_all(v);
 	c->share_sum -= v->share;
@@ -384,6 +412,7 @@ const struct disk_ops cache_ops = {
 	.co_zero = cache_co_zero,
 	.co_prefetch = cache_co_prefetch,
 	.co_resize = cache_co_resize,
+	.co_mark_set = cache_co_mark_set,
 	.co_close = cache_co_close,
 	.status = cache_volume_status,
 };
@@ -436,6 +465,7 @@ static co_fn int co_attach(struct cache *c, const char *name, struct disk *file,
 	c->vol[id] = v;
 	if (!tables)
 		make_curve(v);
+	co_second_attach(v);
 	co_shrink(c);
 	*ret = &v->disk;
 	return 0;

@@ -119,6 +119,8 @@ void record_drop(struct cache *c, uint32_t r, bool ghost)
 
 	if (x->slot & REC_AHEAD)
 		ahead_wasted(v);
+	else if (ghost && c->second && !record_is_zero(x))
+		second_feed(v, class, key_block(record_key(c, x)), mem_addr(&c->mem, x->slot & REC_SLOT));
 	if (ghost)
 		policy_evict(p, x->entry);
 	else

@@ -96,14 +96,14 @@ co_fn void co_shrink(struct cache *c)
 
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err)
 {
-	uint64_t least = c->fixed + c->curves + c->config.chunk;
+	uint64_t taken = c->fixed + c->curves + second_memory(c->second), least = taken + c->config.chunk;
 	char a[16], b[16];
 
 	if (size > c->config.size)
 		return err_set(err, -EINVAL, "the cache was started with %s, which is the most it can have; start with more to have more", size_format(c->config.size, a));
 	if (size < least)
 		return err_set(err, -EINVAL, "the cache's index alone takes %s: a size of at least %s is possible; primarycache=none caches nothing",
-			       size_format(c->fixed + c->curves, a), size_format(least, b));
+			       size_format(taken, a), size_format(least, b));
 	c->budget = size;
 	cache_hold(c);
 	cache_recompute(c);

@@ -38,6 +38,7 @@ int cli_unmap(int argc, char **argv);
 int cli_perf(int argc, char **argv);
 int cli_stat(int argc, char **argv);
 int cli_advise(int argc, char **argv);
+int cli_cache(int argc, char **argv);
 int cli_image(int argc, char **argv);
 
 /* The values of an option that may be given several times. */

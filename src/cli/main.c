@@ -26,6 +26,7 @@ static int cli_help_verb(int argc, char **argv)
 static const struct cli_verb verbs[] = {
 	{ "serve", cli_serve },
 	{ "log", cli_log },
+	{ "cache", cli_cache },
 	{ "image", cli_image },
 	{ "map", cli_map },
 	{ "unmap", cli_unmap },

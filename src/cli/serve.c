@@ -23,7 +23,7 @@ int cli_serve(int argc, char **argv)
 	struct serve_config c = { .graph.cache_size = 64 << 20 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
-	    primarycache = CACHE_ALL, tls = -1, tls_verify_peer = true;
+	    primarycache = CACHE_ALL, secondarycache = CACHE_ALL, tls = -1, tls_verify_peer = true;
 	uint64_t poll_us = 0, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
@@ -43,6 +43,9 @@ int cli_serve(int argc, char **argv)
 		CLI_SIZE("quota", 0, "SIZE", &c.graph.volume.quota, 1 << 20, INT64_MAX),
 		CLI_SIZE("cache-size", 0, "SIZE", &c.graph.cache_size, 0, INT64_MAX),
 		CLI_ENUM("primarycache", 0, primary_names, &primarycache),
+		CLI_STR("cache-device", 0, "DEVICE", &c.graph.cache_device),
+		CLI_SIZE("cache-device-rate", 0, "SIZE", &c.graph.cache_device_config.rate, 1 << 20, INT64_MAX),
+		CLI_ENUM("secondarycache", 0, primary_names, &secondarycache),
 		CLI_SIZE("memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
 		CLI_DURATION("client-timeout", 0, "DURATION", &client_timeout, 0, 3600000000000ull),
 		CLI_DURATION("log-timeout", 0, "DURATION", &log_timeout, 0, 3600000000000ull),
@@ -77,6 +80,10 @@ int cli_serve(int argc, char **argv)
 		cli_usage("serve", "--tls and --tls-creds concern NBD: give --nbd ADDRESS");
 	if (!logs.n && (c.drain || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
 		cli_usage("serve", "--drain, --force-replay, --quota and --memory concern a log: give --log DEVICE");
+	if (c.graph.cache_device && !c.graph.cache_size)
+		cli_usage("serve", "--cache-device is a second level of the cache: give a --cache-size");
+	if (!c.graph.cache_device && (c.graph.cache_device_config.rate || secondarycache != CACHE_ALL))
+		cli_usage("serve", "--cache-device-rate and --secondarycache concern the second level of the cache: give --cache-device DEVICE");
 	while (disks[c.graph.ndisks])
 		c.graph.ndisks++;
 	c.graph.disks = (const char *const *)disks;
@@ -86,6 +93,7 @@ int cli_serve(int argc, char **argv)
 	c.graph.nlogs = logs.n;
 	c.graph.sync = sync;
 	c.graph.primarycache = primarycache;
+	c.graph.secondarycache = secondarycache;
 	c.graph.log.read_only = c.graph.read_only;
 	c.client_ns = client_timeout ? client_timeout : UINT64_MAX;
 	c.graph.log.side_timeout_ns = log_timeout ? log_timeout : UINT64_MAX;

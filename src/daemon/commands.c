@@ -379,8 +379,8 @@ static co_fn struct disk *co_cached_volume(struct answer *a, json_t *args, unsig
 /* What is said is checked before anything of it is done. */
 static co_fn int co_cache_set(struct answer *a, json_t *args)
 {
-	const json_t *primary = json_object_get(args, "primarycache");
-	enum cache_mode mode = CACHE_ALL;
+	const json_t *primary = json_object_get(args, "primarycache"), *secondary = json_object_get(args, "secondarycache");
+	enum cache_mode mode = CACHE_ALL, second = CACHE_ALL;
 	uint64_t share = 0, limit = 0;
 	struct err err = ERR_INIT;
 	struct disk *d;
@@ -392,6 +392,10 @@ static co_fn int co_cache_set(struct answer *a, json_t *args)
 		return ret;
 	if (primary && (!json_is_string(primary) || cache_mode_parse(json_string_value(primary), &mode) < 0))
 		return co_answer_error(a, "\"primarycache\" is \"all\", \"metadata\" or \"none\"", NULL);
+	if (secondary && (!json_is_string(secondary) || cache_mode_parse(json_string_value(secondary), &second) < 0))
+		return co_answer_error(a, "\"secondarycache\" is \"all\", \"metadata\" or \"none\"", NULL);
+	if (secondary && !cache_has_device(a->s->graph.cache))
+		return co_answer_error(a, "there is no second level; it comes with --cache-device", NULL);
 	cache_get_limits(d, &share, &limit);
 	if (!get_size(args, "share", &share) || !get_size(args, "limit", &limit))
 		return co_answer_error(a, "\"share\" and \"limit\" are numbers of bytes, or text such as \"1G\"; 0 is none", NULL);
@@ -399,6 +403,8 @@ static co_fn int co_cache_set(struct answer *a, json_t *args)
 		return co_answer_error(a, "%s", err.msg);
 	if (primary)
 		co_graph_set_primarycache(&a->s->graph, i, mode);
+	if (secondary)
+		graph_set_secondarycache(&a->s->graph, i, second);
 	return co_answer_ok(a, NULL);
 }
 
@@ -427,8 +433,8 @@ static const struct command {
 	  "device force", co_log_rebuild },
 	{ "resize", "give \"volume\" the \"size\"; \"shrink\": true lets it lose its end", "volume size shrink", co_resize },
 	{ "cache-size", "give the read cache \"size\" bytes of memory", "size", co_cache_size },
-	{ "cache-set", "of \"volume\": what is cached (\"primarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
-	  "volume primarycache share limit", co_cache_set },
+	{ "cache-set", "of \"volume\": what is cached (\"primarycache\", \"secondarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
+	  "volume primarycache secondarycache share limit", co_cache_set },
 	{ "cache-curve", "the share of reads that \"volume\" would miss with other sizes of cache", "volume", co_cache_curve },
 	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },
 	{ "help", "this list", "", co_help },

@@ -150,6 +150,31 @@ co_fn void co_graph_set_primarycache(struct graph *g, unsigned i, enum cache_mod
 	cache_release(g->cache);
 }
 
+void graph_set_secondarycache(struct graph *g, unsigned i, enum cache_mode mode)
+{
+	cache_set_secondary(g->cached[i], mode);
+	for (unsigned k = 0; k < GRAPH_MAX_TABLES && g->tables[i][k]; k++)
+		cache_set_secondary(g->tables[i][k], mode);
+}
+
+static co_fn int co_open_cache(struct graph *g, const struct graph_config *c, struct err *err)
+{
+	struct disk *dev;
+	int ret = cache_create(&(struct cache_config){ .size = c->cache_size }, &g->cache, err);
+
+	if (ret < 0 || !c->cache_device)
+		return ret;
+	ret = co_disk_open(c->cache_device, DISK_OPEN_RDWR | DISK_OPEN_LOG, &dev, err);
+	if (!ret) {
+		ret = co_cache_add_device(g->cache, dev, &c->cache_device_config, err);
+		if (ret < 0)
+			co_disk_close(dev);
+	}
+	if (ret < 0)
+		err_prefix(err, "cache device");
+	return ret;
+}
+
 static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, unsigned i, struct err *err)
 {
 	char name[WLOG_NAME_MAX + 1];
@@ -214,12 +239,18 @@ co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct er
 	if (c->nlogs)
 		ret = co_open_log(g, c, err);
 	if (!ret && c->cache_size)
-		ret = cache_create(&(struct cache_config){ .size = c->cache_size }, &g->cache, err);
+		ret = co_open_cache(g, c, err);
 	for (unsigned i = 0; i < c->ndisks && !ret; i++)
 		ret = co_open_volume(g, c, i, err);
-	if (ret < 0)
+	if (ret < 0) {
 		co_graph_close(g);
-	return ret;
+		return ret;
+	}
+	for (unsigned i = 0; i < g->n && c->cache_device; i++)
+		graph_set_secondarycache(g, i, c->secondarycache);
+	if (g->cache)
+		co_cache_start_device(g->cache);
+	return 0;
 }
 
 co_fn int co_graph_close(struct graph *g)
@@ -238,6 +269,8 @@ co_fn int co_graph_close(struct graph *g)
 			log_error("the log could not be closed: %s; it is recovered when it is opened next", strerror(-ret));
 		g->log = NULL;
 	}
+	if (g->cache)
+		co_cache_close_device(g->cache);
 	cache_destroy(g->cache);
 	g->cache = NULL;
 	return ret;

@@ -28,6 +28,9 @@ struct graph_config {
 	struct wlog_volume_config volume;
 	uint64_t cache_size;		/* of the read cache; 0: none */
 	enum cache_mode primarycache;
+	const char *cache_device;	/* its second level, a DISK string; NULL: none */
+	struct cache_device_config cache_device_config;
+	enum cache_mode secondarycache;
 };
 
 struct graph {
@@ -53,6 +56,7 @@ co_fn int co_graph_commit(struct graph *g, uint64_t deadline_ns, const char **hu
 co_fn int co_graph_rebuild_log(struct graph *g, const char *device, bool force, struct err *err);
 /* Sets what is cached of volume `i`. */
 co_fn void co_graph_set_primarycache(struct graph *g, unsigned i, enum cache_mode mode);
+void graph_set_secondarycache(struct graph *g, unsigned i, enum cache_mode mode);
 /* Lets layers that wait for something give up. */
 void graph_cancel(struct graph *g);
 
