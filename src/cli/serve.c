@@ -19,11 +19,12 @@ static const char *const sync_names[] = { "standard", "always", "disabled", NULL
 
 int cli_serve(int argc, char **argv)
 {
-	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 }, fuse = { 0 };
+	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 }, fuse = { 0 }, allow = { 0 };
 	struct serve_config c = { .graph.cache_size = 64 << 20 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
 	    primarycache = CACHE_ALL, secondarycache = CACHE_ALL, tls = -1, tls_verify_peer = true;
+	uint64_t nbd_conns = 256, client_conns = 0, client_requests = 512;
 	uint64_t poll_us = 0, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
@@ -33,6 +34,12 @@ int cli_serve(int argc, char **argv)
 		CLI_ENUM("tls", 0, tls_names, &tls),
 		CLI_STR("tls-creds", 0, "DIR", &c.tls_creds),
 		CLI_ENUM("tls-verify-peer", 0, on_off, &tls_verify_peer),
+		CLI_FLAG("insecure", 0, &c.insecure),
+		CLI_LIST("allow-export", 0, "NAME", &allow),
+		CLI_U64("max-connections", 0, "N", &nbd_conns, 1, 4096),
+		CLI_U64("client-connections", 0, "N", &client_conns, 1, 4096),
+		CLI_U64("client-requests", 0, "N", &client_requests, 1, 1024),
+		CLI_DURATION("client-idle", 0, "DURATION", &c.idle_ns, 0, 31 * 86400000000000ull),
 		CLI_LIST("name", 0, "NAME", &names),
 		CLI_FLAG("read-only", 'r', &c.graph.read_only),
 		CLI_ENUM("aio", 0, aio_names, &aio),
@@ -72,6 +79,8 @@ int cli_serve(int argc, char **argv)
 	for (int i = 0; i < fuse.n; i++)
 		if (fuse_check_option(fuse.v[i], &err) < 0)
 			cli_usage("serve", "--fuse: %s", err.msg);
+	if (allow.n && !nbd.n)
+		cli_usage("serve", "--allow-export concerns NBD: give --nbd ADDRESS");
 	if (tls < 0)
 		tls = c.tls_creds ? NBD_TLS_REQUIRE : NBD_TLS_OFF;
 	if (tls != NBD_TLS_OFF && !c.tls_creds)
@@ -100,6 +109,11 @@ int cli_serve(int argc, char **argv)
 	c.graph.volume.mode = logmode;
 	c.graph.volume.volatile_from_start = sync == VOLUME_SYNC_DISABLED;
 	c.graph.volume.destage = destage;
+	c.allow = allow.v;
+	c.nallow = allow.n;
+	c.nbd_conns = nbd_conns;
+	c.client_conns = client_conns;
+	c.client_requests = client_requests;
 	c.tls = tls;
 	c.tls_any_client = !tls_verify_peer;
 	c.nbd = nbd.v;

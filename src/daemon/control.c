@@ -14,6 +14,7 @@
 
 #include "daemon/internal.h"
 #include "rt/io.h"
+#include "util/access.h"
 #include "util/err.h"
 #include "util/log.h"
 #include "util/unixsock.h"
@@ -184,6 +185,7 @@ static co_fn void co_accept_main(void *arg)
 
 int control_start(struct serve *s, const char *path, struct control **ret, struct err *err)
 {
+	static const struct file_access access = { .mode = 0600, .uid = (uid_t)-1, .gid = (gid_t)-1 };
 	struct control *c = calloc(1, sizeof(*c));
 	int r;
 
@@ -191,7 +193,7 @@ int control_start(struct serve *s, const char *path, struct control **ret, struc
 		return err_set(err, -ENOMEM, "control socket: out of memory");
 	c->s = s;
 	list_init(&c->clients);
-	r = unix_listen(path, 0600, CLIENTS_MAX, &c->sock, err);
+	r = unix_listen(path, &access, CLIENTS_MAX, &c->sock, err);
 	if (r < 0) {
 		err_prefix(err, "control socket");
 		free(c);

@@ -112,22 +112,45 @@ void serve_stop(struct serve *s, bool drain)
 
 /* --- Start --- */
 
+static bool is_allowed(const struct serve_config *c, const char *name)
+{
+	unsigned i = 0;
+
+	while (i < c->nallow && strcmp(c->allow[i], name))
+		i++;
+	return !c->nallow || i < c->nallow;
+}
+
+static int check_allowed(const struct serve *s, struct err *err)
+{
+	for (unsigned i = 0; i < s->config->nallow; i++)
+		if (!graph_find(&s->graph, s->config->allow[i]))
+			return err_set(err, -ENOENT, "there is no volume '%s' to be allowed (--allow-export)", s->config->allow[i]);
+	return 0;
+}
+
 static co_fn int co_start_nbd(struct serve *s, struct err *err)
 {
 	struct nbd_server_config nc = {
 		.max_requests = min(1024u, REQUESTS_MAX / s->graph.n),
 		.client_ns = s->config->client_ns,
+		.max_conns = s->config->nbd_conns,
+		.client_conns = s->config->client_conns,
+		.max_in_flight = s->config->client_requests,
+		.idle_ns = s->config->idle_ns,
+		.insecure = s->config->insecure,
 		.tls = s->config->tls,
 	};
-	int ret = 0;
+	int ret = check_allowed(s, err);
 
-	if (nc.tls != NBD_TLS_OFF)
+	if (!ret && nc.tls != NBD_TLS_OFF)
 		ret = tls_creds_load_server(s->config->tls_creds, !s->config->tls_any_client, &s->tls, err);
 	nc.creds = s->tls;
 	if (!ret)
 		ret = nbd_server_create(&nc, &s->nbd, err);
 	for (unsigned i = 0; i < s->graph.n && !ret; i++)
-		ret = nbd_server_add_volume(s->nbd, s->graph.volumes[i], err);
+		if (is_allowed(s->config, s->graph.volumes[i]->name))
+			ret = nbd_server_add_volume(s->nbd, s->graph.volumes[i], err);
 	for (unsigned i = 0; i < s->config->nnbd && !ret; i++)
 		ret = co_nbd_server_listen(s->nbd, s->config->nbd[i], err);
 	return ret;
@@ -290,7 +313,7 @@ int serve_run(const struct serve_config *config, struct err *err)
 	unsigned ndisks = max(config->graph.ndisks, 1u);
 	struct rt_config rc = {
 		.coroutines = min(1024u * ndisks * (config->nnbd > 0) + VHOST_REQUESTS * config->nvhost +
-				  FUSE_REQUESTS * config->nfuse, REQUESTS_MAX) + 1024,
+				  FUSE_REQUESTS * config->nfuse, REQUESTS_MAX) + 1024 + config->nbd_conns,
 		.spin_ns = config->poll_ns,
 	};
 	struct rt_bufpool *bounce = NULL;

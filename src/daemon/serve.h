@@ -18,6 +18,10 @@ struct serve_config {
 	unsigned nfuse;
 	bool exit_unmounted;	/* end when the last of these files was unmounted */
 	uint64_t client_ns;	/* how long a client may take for an option or a request: see nbd_server_config; 0: the default */
+	const char *const *allow; /* volumes that NBD offers; none: all */
+	unsigned nallow;
+	uint64_t nbd_conns, client_conns, client_requests, idle_ns; /* as in nbd_server_config */
+	bool insecure;
 	int tls;		/* an enum nbd_tls */
 	const char *tls_creds;	/* a directory, or NULL with NBD_TLS_OFF */
 	bool tls_any_client;	/* clients need no certificate */

@@ -9,17 +9,19 @@
 #include "daemon/internal.h"
 #include "daemon/serve.h"
 #include "export/vhost/server.h"
+#include "util/access.h"
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/opts.h"
 
-#define KNOWN "volume, queues, block-size, serial"
+#define KNOWN "volume, queues, block-size, serial, " FILE_ACCESS_OPTIONS
 
 struct vhost_option {
 	char path[108];
 	struct opts opts;
 	const char *volume, *serial;
 	uint64_t queues, block_size;
+	struct file_access access;
 };
 
 /* Free with opts_free(&o->opts). */
@@ -44,6 +46,8 @@ static int parse(const char *text, struct vhost_option *o, struct err *err)
 		ret = err_set(err, -EINVAL, "%s: block-size is a power of two from 512 to 4096", o->path);
 	if (!ret && o->serial && strlen(o->serial) > 20)
 		ret = err_set(err, -EINVAL, "%s: a serial has at most 20 bytes", o->path);
+	if (!ret)
+		ret = file_access_parse(&o->opts, o->path, &o->access, err);
 	if (!ret)
 		ret = opts_finish(&o->opts, o->path, KNOWN, err);
 	if (ret < 0)
@@ -90,6 +94,7 @@ co_fn int co_start_vhost(struct serve *s, struct err *err)
 		if (ret < 0)
 			break;
 		c.path = o.path;
+		c.access = &o.access;
 		c.queues = (unsigned)o.queues;
 		c.block_size = (uint32_t)o.block_size;
 		c.serial = o.serial;

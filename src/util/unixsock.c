@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "util/access.h"
 #include "util/err.h"
 
 #define ORPHAN_TURNS 200u	/* of 10 ms */
@@ -82,8 +83,17 @@ static int bind_replacing_stale(int fd, const struct sockaddr_un *sun, mode_t mo
 	return bind_mode(fd, sun, mode);
 }
 
-int unix_listen(const char *path, mode_t mode, int backlog, struct unix_listener *ret, struct err *err)
+/* Before listen(2), so that nobody can have connected. */
+static int give_away(const char *path, const struct file_access *a, struct err *err)
 {
+	if ((a->uid == (uid_t)-1 && a->gid == (gid_t)-1) || !lchown(path, a->uid, a->gid))
+		return 0;
+	return err_errno(err, -errno, "%s: cannot give the socket to this owner or group; only root can give to others, and a user to its own groups", path);
+}
+
+int unix_listen(const char *path, const struct file_access *access, int backlog, struct unix_listener *ret, struct err *err)
+{
+	static const struct file_access any = FILE_ACCESS_INIT;
 	struct sockaddr_un sun = { .sun_family = AF_UNIX };
 	struct stat st;
 	int fd, r;
@@ -97,10 +107,15 @@ int unix_listen(const char *path, mode_t mode, int backlog, struct unix_listener
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return err_errno(err, -errno, "%s: cannot make a socket", path);
-	r = bind_replacing_stale(fd, &sun, mode, err);
-	if (!r && listen(fd, backlog) < 0) {
-		r = -errno;
-		unlink(path);
+	if (!access)
+		access = &any;
+	r = bind_replacing_stale(fd, &sun, access->mode, err);
+	if (!r) {
+		r = give_away(path, access, err);
+		if (!r && listen(fd, backlog) < 0)
+			r = -errno;
+		if (r < 0)
+			unlink(path);
 	}
 	if (!r && stat(path, &st) < 0)
 		r = -errno;

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 struct err;
+struct file_access;
 
 struct unix_listener {
 	int fd;			/* listening, close-on-exec */
@@ -16,9 +17,9 @@ struct unix_listener {
 };
 
 /*
- * Listens on `path` with the permissions `mode` (0: what the umask leaves). A socket on which nobody answers is
+ * Listens on `path`; `access` may be NULL, and its mode 0 is what the umask leaves. A socket on which nobody answers is
  * replaced. -EADDRINUSE: somebody listens there, or it is not a socket. -ENAMETOOLONG; -errno. Messages begin with the path.
  */
-int unix_listen(const char *path, mode_t mode, int backlog, struct unix_listener *ret, struct err *err);
+int unix_listen(const char *path, const struct file_access *access, int backlog, struct unix_listener *ret, struct err *err);
 /* Removes the path if it is still ours, and closes. */
 void unix_unlisten(struct unix_listener *l);

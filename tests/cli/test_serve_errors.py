@@ -120,7 +120,7 @@ with tempfile.TemporaryDirectory(prefix="weir-errors-") as top:
     case(1, ["disk.raw", "not a socket"], "mem:1M", *NBD, "--control", "disk.raw")
     case(1, ["no/such"], "mem:1M", *NBD, "--control", "no/such/control")
     case(1, ["listens there"], "mem:1M", *NBD, "--control", "sock")
-    case(1, ["8.8.8.8", "assign"], "mem:1M", "--nbd", "8.8.8.8:0")
+    case(1, ["8.8.8.8", "assign"], "mem:1M", "--insecure", "--nbd", "8.8.8.8:0")
     case(1, ["host.invalid"], "mem:1M", "--nbd", "host.invalid:1")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -124,8 +124,10 @@ static co_fn int co_opt_list(struct nbd_conn *c, const struct option *o)
 		int ret;
 
 		list_for_each(&c->s->exports, n) {
-			if (at++ == i) {
-				e = container_of(n, struct nbd_export, node);
+			struct nbd_export *x = container_of(n, struct nbd_export, node);
+
+			if ((!c->only || c->only == x) && at++ == i) {
+				e = x;
 				break;
 			}
 		}
@@ -145,7 +147,7 @@ static co_fn int co_opt_export_name(struct nbd_conn *c, const struct option *o)
 {
 	uint8_t reply[10 + 124] = { 0 };
 	struct iovec iov = { reply, c->no_zeroes ? 10 : sizeof(reply) };
-	struct nbd_export *e = export_find(c->s, o->data, o->len);
+	struct nbd_export *e = conn_export(c, o->data, o->len);
 	int ret;
 
 	/* There is no error reply to this option; with extended headers it is forbidden. */
@@ -178,7 +180,7 @@ static co_fn int co_opt_go(struct nbd_conn *c, const struct option *o)
 	info = o->data + 6 + name_len;
 	if (o->len != 6 + name_len + 2 * ninfo)
 		return co_option_error(c, o, NBD_REP_ERR_INVALID, "the number of information requests does not fit the option's length");
-	e = export_find(c->s, o->data + 4, name_len);
+	e = conn_export(c, o->data + 4, name_len);
 	if (!e)
 		return co_option_error(c, o, NBD_REP_ERR_UNKNOWN, "there is no such export");
 	for (uint32_t i = 0; i < ninfo; i++) {
@@ -248,7 +250,7 @@ static co_fn int co_opt_meta(struct nbd_conn *c, const struct option *o)
 	}
 	if (at != o->len)
 		return co_option_error(c, o, NBD_REP_ERR_INVALID, "the option is longer than its queries");
-	e = export_find(c->s, o->data + 4, name_len);
+	e = conn_export(c, o->data + 4, name_len);
 	if (!e)
 		return co_option_error(c, o, NBD_REP_ERR_UNKNOWN, "there is no such export");
 	if (list && !nqueries)

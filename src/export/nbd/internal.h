@@ -34,10 +34,12 @@
 #include "rt/io.h"
 #include "rt/rt.h"
 #include "rt/sync.h"
+#include "util/access.h"
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/list.h"
 #include "util/nbd_proto.h"
+#include "util/opts.h"
 #include "util/unixsock.h"
 
 #define RBUF_SIZE (64u << 10)	/* receive buffer of a connection, and the longest option that is looked at */
@@ -63,12 +65,25 @@ struct nbd_export {
 	struct rt_timer watchdog; /* armed while there are mem_waiters */
 };
 
+/* What "unix:/run/vm.sock,mode=0660" says. All strings lie in it. */
+struct nbd_address {
+	char text[300];		/* without the options */
+	char split[300];
+	bool is_unix;
+	const char *path;	/* Unix */
+	const char *host, *port; /* TCP; host NULL: none is given */
+	struct file_access access;
+	const char *export;	/* NULL: all */
+	struct opts opts;
+};
+
 struct nbd_listener {
 	struct list node;
 	struct nbd_server *s;
 	struct unix_listener sock; /* TCP: only its fd */
+	struct nbd_export *only; /* the one export of this address; NULL: all */
 	bool is_unix, stop;
-	char addr[160];		/* for messages and status, with the real port */
+	char addr[300];		/* for messages and status, with the real port */
 };
 
 struct nbd_request {
@@ -92,8 +107,11 @@ struct nbd_conn {
 	struct nbd_transport *t;
 	struct tls *tls;	/* inside t, after its handshake; NULL: plain */
 	char peer[64];
+	char client[64];	/* what is the same for all connections of one client; "": no client at all */
+	struct nbd_export *only; /* of the listener */
 	struct rt_timer timer;	/* handshake; then: the rest of a request */
-	uint64_t since_ns;
+	struct rt_timer idle_timer;
+	uint64_t since_ns, last_ns; /* of the connection; of the last request */
 	/* negotiated */
 	bool transmission, fixed, no_zeroes, structured, extended;
 	struct nbd_export *meta; /* base:allocation was selected for this one */
@@ -132,8 +150,9 @@ struct nbd_server {
 
 /* handshake.c: 0 when transmission begins; otherwise the connection ends. */
 co_fn int co_conn_handshake(struct nbd_conn *c);
-/* The export of that name, or NULL. */
+/* The export of that name, or NULL: of the server, and as far as this client is concerned. */
 struct nbd_export *export_find(struct nbd_server *s, const void *name, size_t len);
+struct nbd_export *conn_export(struct nbd_conn *c, const void *name, size_t len);
 
 /* receive.c: until the client leaves, or an error. Returns with nothing in flight. */
 co_fn void co_conn_receive(struct nbd_conn *c);
@@ -163,10 +182,15 @@ void request_put(struct nbd_request *r);
 
 /* server.c */
 void conn_kill(struct nbd_conn *c);	/* (5) */
+int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer, const char *client, struct nbd_export *only);
 /* The time for the next option begins. */
 void conn_handshake_clock(struct nbd_conn *c);
 /* In transmission: the client has begun a request of which `len` bytes are missing; it has so long until rt_timer_cancel(&c->timer). Goes on if it runs already. */
 void conn_request_clock(struct nbd_conn *c, uint64_t len);
+
+/* address.c */
+int nbd_address_parse(struct nbd_address *a, const char *text, struct err *err);
+void nbd_address_fini(struct nbd_address *a);
 
 /* listen.c */
 void listener_close(struct nbd_listener *l);	/* frees; after its acceptor has ended */

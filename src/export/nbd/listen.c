@@ -14,7 +14,6 @@
 #include "util/log.h"
 
 #define BACKLOG 1024
-#define ADDRESS_MAX 300	/* of HOST:PORT */
 
 /* --- Socket transport --- */
 
@@ -95,7 +94,8 @@ static void name_address(const struct sockaddr_storage *sa, socklen_t len, char 
 		snprintf(buf, size, sa->ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
-static void prepare_socket(int fd, const struct sockaddr_storage *sa, socklen_t len, char *peer, size_t size)
+/* `peer` is for messages, `client` what limits count by; both have `size` bytes. */
+static void prepare_socket(int fd, const struct sockaddr_storage *sa, socklen_t len, char *peer, char *client, size_t size)
 {
 	struct ucred cred;
 	socklen_t cred_len = sizeof(cred);
@@ -105,17 +105,20 @@ static void prepare_socket(int fd, const struct sockaddr_storage *sa, socklen_t 
 		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 		setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
 		name_address(sa, len, peer, size);
+		getnameinfo((const void *)sa, len, client, size, NULL, 0, NI_NUMERICHOST);
 	} else if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &cred_len)) {
 		snprintf(peer, size, "unix, pid %d, uid %u", (int)cred.pid, (unsigned)cred.uid);
+		snprintf(client, size, "uid %u", (unsigned)cred.uid);
 	} else {
 		snprintf(peer, size, "unix");
 	}
 }
 
-static void accepted(struct nbd_server *s, int fd, const struct sockaddr_storage *sa, socklen_t len)
+static void accepted(struct nbd_listener *l, int fd, const struct sockaddr_storage *sa, socklen_t len)
 {
+	struct nbd_server *s = l->s;
 	struct nbd_transport *t = nbd_transport_socket(fd);
-	char peer[64];
+	char peer[64], client[sizeof(peer)] = "";
 	int ret;
 
 	if (!t) {
@@ -123,8 +126,8 @@ static void accepted(struct nbd_server *s, int fd, const struct sockaddr_storage
 		s->refused++;
 		return;
 	}
-	prepare_socket(fd, sa, len, peer, sizeof(peer));
-	ret = nbd_server_adopt(s, t, peer);
+	prepare_socket(fd, sa, len, peer, client, sizeof(peer));
+	ret = server_adopt(s, t, peer, client, l->only);
 	if (ret < 0)
 		log_debug("NBD client %s: refused: %s", peer, strerror(-ret));
 }
@@ -142,7 +145,7 @@ static co_fn void co_accept_main(void *arg)
 
 		if (fd >= 0) {
 			told = false;
-			accepted(s, fd, &sa, len);
+			accepted(l, fd, &sa, len);
 		} else if (!l->stop && fd != -ECONNABORTED) {
 			/* Out of descriptors or memory: it may pass. */
 			if (!told)
@@ -168,24 +171,25 @@ void listener_close(struct nbd_listener *l)
 }
 
 /* Takes the listening socket over, also on failure. */
-static int start_listener(struct nbd_server *s, const struct unix_listener *sock, bool is_unix, const char *addr, struct err *err)
+static int start_listener(struct nbd_server *s, const struct unix_listener *sock, const struct nbd_address *a, const char *name, struct err *err)
 {
 	struct nbd_listener *l = calloc(1, sizeof(*l));
 	int ret;
 
 	if (!l) {
 		close(sock->fd);
-		return err_errno(err, -ENOMEM, "NBD: %s: cannot listen", addr);
+		return err_errno(err, -ENOMEM, "NBD: %s: cannot listen", name);
 	}
 	l->s = s;
 	l->sock = *sock;
-	l->is_unix = is_unix;
-	snprintf(l->addr, sizeof(l->addr), "%s", addr);
+	l->is_unix = a->is_unix;
+	snprintf(l->addr, sizeof(l->addr), "%s", name);
+	l->only = a->export ? export_find(s, a->export, strlen(a->export)) : NULL;
 	list_init(&l->node);
 	ret = co_spawn("nbd accept", co_accept_main, l);
 	if (ret < 0) {
 		listener_close(l);
-		return err_errno(err, ret, "NBD: %s: cannot listen", addr);
+		return err_errno(err, ret, "NBD: %s: cannot listen", name);
 	}
 	s->acceptors++;
 	list_add_tail(&s->listeners, &l->node);
@@ -205,15 +209,29 @@ static int resolve(void *arg)
 	return getaddrinfo(r->host, r->port, &hints, &r->list);
 }
 
-static int bind_tcp(struct nbd_server *s, const struct addrinfo *ai, const char *addr, struct err *err)
+static bool is_loopback(const struct sockaddr *sa)
+{
+	const struct in6_addr *six = &((const struct sockaddr_in6 *)sa)->sin6_addr;
+
+	if (sa->sa_family == AF_INET)
+		return ntohl(((const struct sockaddr_in *)sa)->sin_addr.s_addr) >> 24 == 127;
+	return sa->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(six);
+}
+
+static int bind_tcp(struct nbd_server *s, const struct addrinfo *ai, const struct nbd_address *a, struct err *err)
 {
 	int one = 1, fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct sockaddr_storage sa;
 	socklen_t len = sizeof(sa);
-	char name[128];
+	char name[300];
 
 	if (fd < 0)
 		return -errno;
+	if (!is_loopback(ai->ai_addr) && s->config.tls != NBD_TLS_REQUIRE && !s->config.insecure) {
+		close(fd);
+		return err_set(err, -EACCES, "NBD: %s: without TLS whoever reaches this address can read and write; give --tls-creds DIR (with --tls require), "
+			       "or say --insecure", a->text);
+	}
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (ai->ai_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
@@ -224,67 +242,17 @@ static int bind_tcp(struct nbd_server *s, const struct addrinfo *ai, const char 
 		return ret;
 	}
 	if (getsockname(fd, (struct sockaddr *)&sa, &len) < 0)
-		snprintf(name, sizeof(name), "%s", addr);
+		snprintf(name, sizeof(name), "%s", a->text);
 	else
 		name_address(&sa, len, name, sizeof(name));
-	return start_listener(s, &(struct unix_listener){ .fd = fd }, false, name, err);
+	return start_listener(s, &(struct unix_listener){ .fd = fd }, a, name, err);
 }
 
-/* Cuts "HOST:PORT", "[IPV6]:PORT", ":PORT" and "PORT" up in place. */
-static int split_address(char *text, const char **host, const char **port)
+static co_fn int co_listen_tcp(struct nbd_server *s, const struct nbd_address *a, struct err *err)
 {
-	char *colon = strrchr(text, ':'), *end;
-	unsigned long n;
+	struct resolve r = { a->host, a->port, NULL };
+	int ret, failed = 0, n = 0;
 
-	*host = NULL;
-	*port = text;
-	if (colon) {
-		*colon = 0;
-		*port = colon + 1;
-		*host = text;
-		if (text[0] == '[') {
-			if (colon[-1] != ']')
-				return -EINVAL;
-			colon[-1] = 0;
-			*host = text + 1;
-		} else if (strchr(text, ':')) {
-			return -EINVAL;
-		}
-		if (!**host)
-			*host = NULL;
-	}
-	if (**port < '0' || **port > '9')
-		return -EINVAL;
-	n = strtoul(*port, &end, 10);
-	return *end || n > 65535 ? -EINVAL : 0;
-}
-
-int nbd_server_check_address(const char *addr, struct err *err)
-{
-	char text[ADDRESS_MAX + 1];
-	const char *host, *port;
-
-	if (!strncmp(addr, "unix:", 5)) {
-		if (addr[5])
-			return 0;
-	} else if (strlen(addr) <= ADDRESS_MAX) {
-		strcpy(text, addr);
-		if (!split_address(text, &host, &port))
-			return 0;
-	}
-	return err_set(err, -EINVAL, "'%.100s' is no address; write unix:PATH, HOST:PORT, [IPV6]:PORT or PORT", addr);
-}
-
-static co_fn int co_listen_tcp(struct nbd_server *s, const char *addr, struct err *err)
-{
-	char text[ADDRESS_MAX + 1];
-	struct resolve r = { 0 };
-	int ret = nbd_server_check_address(addr, err), failed = 0, n = 0;
-
-	if (ret < 0)
-		return ret;
-	strcpy(text, addr);
-	split_address(text, &r.host, &r.port);
 	if (!r.host) {
 		r.host = "localhost";
 	} else if (!strcmp(r.host, "*")) {
@@ -292,37 +260,46 @@ static co_fn int co_listen_tcp(struct nbd_server *s, const char *addr, struct er
 	}
 	ret = co_offload(resolve, &r);
 	if (ret)
-		return err_set(err, -EADDRNOTAVAIL, "NBD: %s: cannot resolve '%s': %s", addr, r.host ? r.host : "*", gai_strerror(ret));
+		return err_set(err, -EADDRNOTAVAIL, "NBD: %s: cannot resolve '%s': %s", a->text, r.host ? r.host : "*", gai_strerror(ret));
 	/* A name may have addresses that this host lacks (::1 where IPv6 is off): one that works is enough, a port in use is not. */
-	ret = 0;
 	for (struct addrinfo *ai = r.list; ai && !ret; ai = ai->ai_next) {
-		ret = bind_tcp(s, ai, addr, err);
+		ret = bind_tcp(s, ai, a, err);
 		if (!ret) {
 			n++;
 		} else if (ret == -EADDRNOTAVAIL || ret == -EAFNOSUPPORT) {
 			failed = ret;
 			ret = 0;
 		} else if (ret == -EADDRINUSE) {
-			err_set(err, ret, "NBD: %s: the port is in use; stop the other server or choose another port", addr);
+			err_set(err, ret, "NBD: %s: the port is in use; stop the other server or choose another port", a->text);
 		}
 	}
 	freeaddrinfo(r.list);
 	if (!ret && !n)
 		ret = failed ? failed : -EADDRNOTAVAIL;
-	return ret < 0 && !err->code ? err_errno(err, ret, "NBD: %s: cannot bind", addr) : ret;
+	return ret < 0 && !err->code ? err_errno(err, ret, "NBD: %s: cannot bind", a->text) : ret;
+}
+
+static co_fn int co_listen_unix(struct nbd_server *s, const struct nbd_address *a, struct err *err)
+{
+	struct unix_listener sock;
+	int ret = unix_listen(a->path, &a->access, BACKLOG, &sock, err);
+
+	return ret < 0 ? err_prefix(err, "NBD") : start_listener(s, &sock, a, a->text, err);
 }
 
 co_fn int co_nbd_server_listen(struct nbd_server *s, const char *addr, struct err *err)
 {
-	struct unix_listener sock;
-	int ret;
+	struct nbd_address a;
+	int ret = nbd_address_parse(&a, addr, err);
 
-	if (strncmp(addr, "unix:", 5))
-		return co_listen_tcp(s, addr, err);
-	ret = unix_listen(addr + 5, 0, BACKLOG, &sock, err);
 	if (ret < 0)
-		return err_prefix(err, "NBD");
-	return start_listener(s, &sock, true, addr, err);
+		return ret;
+	if (a.export && !export_find(s, a.export, strlen(a.export)))
+		ret = err_set(err, -ENOENT, "NBD: %s: there is no volume '%s' to be served here", a.text, a.export);
+	else
+		ret = a.is_unix ? co_listen_unix(s, &a, err) : co_listen_tcp(s, &a, err);
+	nbd_address_fini(&a);
+	return ret;
 }
 
 const char *nbd_server_address(struct nbd_server *s, unsigned i)

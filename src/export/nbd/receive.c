@@ -222,6 +222,7 @@ static co_fn int co_next_request(struct nbd_conn *c)
 		goto fail;
 	c->rpos += head;
 	c->requests++;
+	c->last_ns = rt_now_ns();
 	if (r->type == NBD_CMD_DISC) {
 		ret = -ECANCELED;
 		goto fail;

@@ -26,6 +26,8 @@ int nbd_server_create(const struct nbd_server_config *config, struct nbd_server 
 		s->config = *config;
 	if (!s->config.max_conns)
 		s->config.max_conns = 256;
+	if (!s->config.client_conns)
+		s->config.client_conns = s->config.max_conns;
 	if (!s->config.max_in_flight)
 		s->config.max_in_flight = 512;
 	if (!s->config.max_requests)
@@ -105,6 +107,13 @@ struct nbd_export *export_find(struct nbd_server *s, const void *name, size_t le
 	return NULL;
 }
 
+struct nbd_export *conn_export(struct nbd_conn *c, const void *name, size_t len)
+{
+	struct nbd_export *e = c->only && !len ? c->only : export_find(c->s, name, len);
+
+	return c->only && e != c->only ? NULL : e;
+}
+
 /* --- Connections --- */
 
 void conn_kill(struct nbd_conn *c)
@@ -166,6 +175,23 @@ void conn_request_clock(struct nbd_conn *c, uint64_t len)
 		rt_timer_arm(&c->timer, rt_now_ns() + limit + len * SLOWEST_NS, request_timeout);
 }
 
+static void idle_check(struct rt_timer *t)
+{
+	struct nbd_conn *c = container_of(t, struct nbd_conn, idle_timer);
+	uint64_t now = rt_now_ns(), limit = c->s->config.idle_ns;
+
+	if (c->dead || was_away(t, limit))
+		return;
+	if (c->in_flight)
+		c->last_ns = now;
+	if (now - c->last_ns >= limit) {
+		log_info("NBD client %s: cut off; it has been idle for %u s (--client-idle)", c->peer, (unsigned)((now - c->last_ns) / 1000000000));
+		conn_kill(c);
+		return;
+	}
+	rt_timer_arm(t, c->last_ns + limit, idle_check);
+}
+
 static co_fn void co_conn_main(void *arg)
 {
 	struct nbd_conn *c = arg;
@@ -175,9 +201,13 @@ static co_fn void co_conn_main(void *arg)
 		rt_timer_cancel(&c->timer);
 		c->transmission = true;
 		log_debug("NBD client %s: uses '%s'", c->peer, c->exp->v->name);
+		c->last_ns = rt_now_ns();
+		if (s->config.idle_ns)
+			rt_timer_arm(&c->idle_timer, c->last_ns + s->config.idle_ns, idle_check);
 		co_conn_receive(c);
 	}
 	rt_timer_cancel(&c->timer);
+	rt_timer_cancel(&c->idle_timer);
 	log_debug("NBD client %s: gone", c->peer);
 	c->t->ops->co_close(c->t);
 	list_del(&c->node);
@@ -209,7 +239,21 @@ static co_fn void co_close_transport(void *arg)
 	t->ops->co_close(t);
 }
 
+static unsigned connections_of(const struct nbd_server *s, const char *client)
+{
+	unsigned count = 0;
+
+	list_for_each(&s->conns, n)
+		count += !strcmp(container_of(n, struct nbd_conn, node)->client, client);
+	return count;
+}
+
 int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer)
+{
+	return server_adopt(s, t, peer, "", NULL);
+}
+
+int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer, const char *client, struct nbd_export *only)
 {
 	struct nbd_conn *c = NULL;
 	int ret;
@@ -222,6 +266,10 @@ int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *
 		ret = -EMFILE;
 		goto refuse;
 	}
+	if (*client && s->config.client_conns < s->config.max_conns && connections_of(s, client) >= s->config.client_conns) {
+		ret = -EMFILE;
+		goto refuse;
+	}
 	c = calloc(1, sizeof(*c));
 	if (c)
 		c->rbuf = malloc(RBUF_SIZE);
@@ -231,7 +279,9 @@ int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *
 	}
 	c->s = s;
 	c->t = t;
+	c->only = only;
 	strncpy(c->peer, peer, sizeof(c->peer) - 1);
+	strncpy(c->client, client, sizeof(c->client) - 1);
 	c->since_ns = rt_now_ns();
 	co_queue_init(&c->idle);
 	list_init(&c->sendq);

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -18,11 +19,14 @@ enum nbd_tls { NBD_TLS_OFF, NBD_TLS_ALLOW, NBD_TLS_REQUIRE };
 /* Every 0 stands for the default. */
 struct nbd_server_config {
 	unsigned max_conns;	/* 256 */
+	unsigned client_conns;	/* of one client, which is an address or, on Unix sockets, a user: max_conns */
 	unsigned max_in_flight;	/* requests of one connection: 512 */
 	unsigned max_requests;	/* requests of one export: 1024 */
 	uint64_t memory;	/* bytes of request data of one export: 128 MiB, at least 64 MiB */
 	uint64_t client_ns;	/* a client must finish each option, and each request, of which it has sent a part, within: 30 s; UINT64_MAX: no limit */
 	uint64_t stall_ns;	/* a client that takes or sends nothing for so long loses its connection if others wait for memory: 10 s */
+	uint64_t idle_ns;	/* a client without a request for so long loses its connection: never */
+	bool insecure;		/* listen beyond the loopback interface without NBD_TLS_REQUIRE */
 	enum nbd_tls tls;
 	struct tls_creds *creds; /* the caller's; with NBD_TLS_OFF not looked at */
 };
@@ -37,10 +41,11 @@ int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *er
 
 /*
  * Listens on "unix:PATH", "HOST:PORT", "[IPV6]:PORT", ":PORT" or "PORT". Without a host the address is loopback; "*" is every address.
- * A stale Unix socket is replaced, a live one is -EADDRINUSE. Port 0 takes a free one.
+ * A stale Unix socket is replaced, a live one is -EADDRINUSE. Port 0 takes a free one. Options follow behind commas: "export=NAME" is the only volume that is
+ * there on this address; for a Unix socket, those of file_access_parse(). -EACCES: see config.insecure.
  */
 co_fn int co_nbd_server_listen(struct nbd_server *s, const char *addr, struct err *err);
-/* Only the syntax. 0 or -EINVAL. */
+/* Only what it says by itself. 0 or -EINVAL. */
 int nbd_server_check_address(const char *addr, struct err *err);
 
 /*

@@ -146,7 +146,7 @@ co_fn int co_vhost_server_add(struct vhost_server *s, const struct vhost_device_
 	device_init(d, s, config);
 	d->config.path = strdup(config->path);
 	list_init(&d->node);
-	ret = d->config.path ? unix_listen(d->config.path, 0, BACKLOG, &d->sock, err) : err_set(err, -ENOMEM, "%s: out of memory", config->path);
+	ret = d->config.path ? unix_listen(d->config.path, config->access, BACKLOG, &d->sock, err) : err_set(err, -ENOMEM, "%s: out of memory", config->path);
 	if (ret < 0) {
 		device_free(d);
 		err_prefix(err, "vhost-user");

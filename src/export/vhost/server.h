@@ -8,10 +8,12 @@
 
 #include "blk/volume.h"
 
+struct file_access;
 struct vhost_server;
 
 struct vhost_device_config {
 	const char *path;	/* of the socket */
+	const struct file_access *access; /* only while it is added; NULL: as the umask leaves it */
 	struct volume *volume;	/* the caller's; outlives the server */
 	unsigned queues;	/* offered at most; 0: 64 */
 	uint32_t block_size;	/* logical; 0: 512 */
