@@ -22,7 +22,7 @@
 static const char *const cache_names[] = { "none", "writeback", "writethrough", "directsync", "unsafe", NULL };
 
 struct convert_args {
-	const char *src, *dst, *src_format, *dst_format, *options;
+	const char *src, *dst, *src_format, *dst_format, *options, *snapshot;
 	int src_cache, dst_cache; /* index of cache_names, -1: not given */
 	uint64_t sparse, parallel;
 	bool no_create, force, progress, quiet, json, share;
@@ -31,7 +31,7 @@ struct convert_args {
 	struct qcow2_packer *packer;
 	struct image_new new;
 	struct image_target target;
-	struct disk *in, *out;
+	struct disk *in, *out, *base;
 };
 
 static void on_progress(void *arg, uint64_t done, uint64_t total)
@@ -73,6 +73,10 @@ static co_fn int co_open_source(struct convert_args *a, struct err *err)
 		rc = image_set_format(spec, format, err);
 	if (!rc)
 		rc = set_cache(spec, a->src_cache < 0 ? "writeback" : cache_names[a->src_cache], err);
+	if (!rc && a->snapshot && format != IMAGE_QCOW2)
+		rc = err_set(err, -EINVAL, "%s: is raw and has no snapshots; if it is qcow2, say -f qcow2", a->src);
+	if (!rc && a->snapshot && opts_add(&spec->opts, "snapshot", a->snapshot))
+		rc = err_errno(err, -ENOMEM, "%s", a->src);
 	if (!rc)
 		rc = co_disk_open_spec(spec, flags, &a->in, err);
 	disk_spec_free(spec);
@@ -94,10 +98,12 @@ static co_fn int co_make_target(struct image_job *job, struct err *err)
 	a->full = a->target.format == IMAGE_RAW && n->q.prealloc == QCOW2_PREALLOC_FULL;
 	if (a->full)
 		n->q.prealloc = QCOW2_PREALLOC_FALLOC;
-	if (a->compress)
-		return qcow2_create_check(&n->q, a->dst, err);
 	rc = co_image_new_backing(n, &a->target, false, true, err);
-	return rc ? rc : co_image_new_make(n, &a->target, err);
+	if (!rc && n->q.backing_file)
+		rc = co_image_new_open_backing(n, &a->target, &a->base, err);
+	if (rc)
+		return rc;
+	return a->compress ? qcow2_create_check(&n->q, a->dst, err) : co_image_new_make(n, &a->target, err);
 }
 
 static co_fn int co_open_target(struct convert_args *a, struct err *err)
@@ -158,9 +164,9 @@ static int report(const struct convert_args *a, const struct image_copy_result *
 	char data[16], zero[16], time[16];
 
 	if (a->json)
-		return image_print_json(json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I}", "source", a->src, "target", a->dst, "format",
+		return image_print_json(json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "source", a->src, "target", a->dst, "format",
 			image_format_names[a->target.format], "virtual-size", (json_int_t)a->in->size, "data-bytes", (json_int_t)r->data,
-			"zero-bytes", (json_int_t)r->zero, "duration-ns", (json_int_t)ns));
+			"zero-bytes", (json_int_t)r->zero, "backing-bytes", (json_int_t)r->same, "duration-ns", (json_int_t)ns));
 	if (!a->quiet)
 		printf("%s: %s of data, %s of zeroes in %s\n", a->dst, size_format(r->data, data), size_format(r->zero, zero),
 		       duration_format(ns, time));
@@ -173,16 +179,20 @@ static co_fn int co_copy(struct image_job *job, struct err *err)
 	struct image_copy_result result;
 	uint64_t start = rt_now_exact_ns();
 	struct image_copy copy = {
-		.src = a->in, .dst = a->out, .size = a->in->size, .dst_zero = a->target.temp && !a->new.q.backing_file,
+		.src = a->in, .dst = a->out, .size = a->in->size, .dst_zero = a->target.temp && !a->base, .base = a->base,
 		.head_last = a->target.in_place, .unit = (uint32_t)a->new.q.cluster_size, .sparse = a->full ? 0 : (uint32_t)a->sparse, .parallel = (unsigned)a->parallel,
 		.progress = on_progress, .progress_arg = job, .stop = &job->cancelled,
 	};
 	int rc;
 
+	/* Each piece takes two buffers. */
+	if (a->base)
+		copy.parallel = min(copy.parallel, IMAGE_COPY_PARALLEL_MAX / 2u);
 	job->cancel[0] = a->in;
 	job->cancel[1] = a->out;
 	if (a->compress) {
 		copy.co_write = co_qcow2_pack_write;
+		copy.co_zero = co_qcow2_pack_zero;
 		copy.write_arg = a->packer;
 	}
 	rc = co_image_copy(&copy, &result, err);
@@ -225,6 +235,7 @@ static co_fn int co_convert(struct image_job *job, struct err *err)
 		rc = co_copy(job, err);
 	co_disk_close(a->in);
 	co_disk_close(a->out);
+	co_disk_close(a->base);
 	co_image_target_unlock(&a->target);
 	image_new_fini(&a->new, rc == 0);
 	image_target_end(&a->target);
@@ -238,6 +249,7 @@ int cli_image_convert(int argc, char **argv)
 		CLI_STR("source-format", 'f', "FORMAT", &a.src_format),
 		CLI_STR("target-format", 'O', "FORMAT", &a.dst_format),
 		CLI_STR("options", 'o', "OPTIONS", &a.options),
+		CLI_STR("snapshot", 'l', "SNAPSHOT", &a.snapshot),
 		CLI_FLAG("compress", 'c', &a.compress),
 		CLI_FLAG("no-create", 'n', &a.no_create),
 		CLI_FLAG("force", 0, &a.force),

@@ -135,6 +135,28 @@ co_fn int co_image_new_backing(struct image_new *n, const struct image_target *t
 	return rc;
 }
 
+co_fn int co_image_new_open_backing(struct image_new *n, const struct image_target *t, struct disk **ret, struct err *err)
+{
+	bool chain = n->q.backing_format && !strcmp(n->q.backing_format, "qcow2");
+	char *path = image_beside(t->path ? t->path : "", n->q.backing_file), *text = path ? image_disk_text(path) : NULL;
+	struct disk_spec *spec = NULL;
+	int rc = text ? disk_spec_parse(text, &spec, err) : err_errno(err, -ENOMEM, "%s", n->q.backing_file);
+
+	if (!rc)
+		rc = image_set_format(spec, chain ? IMAGE_QCOW2 : IMAGE_RAW, err);
+	/* As the image itself will follow it. */
+	if (!rc && (opts_add(&spec->opts, "cache", "writeback") || (chain && opts_add(&spec->opts, "backing", "allow"))))
+		rc = err_errno(err, -ENOMEM, "%s", n->q.backing_file);
+	if (!rc)
+		rc = co_disk_open_spec(spec, DISK_OPEN_NOLOCK, ret, err);
+	if (rc)
+		err_prefix(err, "backing file");
+	disk_spec_free(spec);
+	free(path);
+	free(text);
+	return rc;
+}
+
 /* --- Making --- */
 
 static co_fn int co_open_data(struct image_new *n, const struct image_target *t, struct disk **ret, struct err *err)

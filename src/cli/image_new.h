@@ -19,6 +19,8 @@ int image_new_options(struct image_new *n, const struct image_target *t, const c
 		      struct err *err);
 /* Looks at the backing file, unless `unsafe`: it must be there; the image gets its size if it has none. */
 co_fn int co_image_new_backing(struct image_new *n, const struct image_target *t, bool unsafe, bool has_size, struct err *err);
+/* The disk in the backing file, read-only. */
+co_fn int co_image_new_open_backing(struct image_new *n, const struct image_target *t, struct disk **ret, struct err *err);
 /* Makes it. */
 co_fn int co_image_new_make(struct image_new *n, const struct image_target *t, struct err *err);
 /* Of a zeroed one, too. */

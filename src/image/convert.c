@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "blk/disk.h"
 #include "rt/buf.h"
@@ -30,6 +31,7 @@ struct copy {
 	struct co_mutex cursor_lock;
 	uint64_t cursor, end, done;
 	uint64_t unit;
+	struct disk *base;
 	bool dst_zero;
 	bool failed;
 };
@@ -105,12 +107,43 @@ static co_fn int co_next(struct copy *y, struct piece *p)
 	return rc;
 }
 
-static co_fn int co_put_zeroes(struct copy *y, uint64_t off, uint64_t len)
+/* How much from `off` on is zeroes in the base (*zero) or has to be written as such, in whole units. */
+static co_fn int co_base_zeroes(struct copy *y, uint64_t off, uint64_t len, bool *zero, uint64_t *ret)
 {
-	int rc = y->dst_zero ? 0 : co_disk_zero(y->c->dst, off, len, y->c->sparse ? DISK_UNMAP : 0);
+	uint64_t have = off < y->base->size ? min(len, y->base->size - off) : 0;
+	struct disk_extent e = { .len = len, .zero = true };
+	int rc = have ? co_disk_extent(y->base, off, min(have, ASK), &e) : 0;
 
 	if (rc)
-		return fail(y, rc, "written", y->c->dst, off);
+		return fail(y, rc, "asked for its extents", y->base, off);
+	*zero = e.zero && (e.len == len || e.len >= y->unit);
+	*ret = e.len == len ? len : *zero ? align_down(e.len, y->unit) : min(align_up(e.len, y->unit), len);
+	return 0;
+}
+
+static co_fn int co_put_zero_run(struct copy *y, uint64_t off, uint64_t len)
+{
+	int rc = y->c->co_zero ? y->c->co_zero(y->c->write_arg, off, len) : co_disk_zero(y->c->dst, off, len, y->c->sparse ? DISK_UNMAP : 0);
+
+	return rc ? fail(y, rc, "written", y->c->dst, off) : 0;
+}
+
+static co_fn int co_put_zeroes(struct copy *y, uint64_t off, uint64_t len)
+{
+	bool there = y->dst_zero;
+	int rc = 0;
+
+	for (uint64_t at = off, n = len; at < off + len && !rc && !there; at += n) {
+		bool same = false;
+
+		n = off + len - at;
+		if (y->base)
+			rc = co_base_zeroes(y, at, n, &same, &n);
+		if (!rc && !same)
+			rc = co_put_zero_run(y, at, n);
+	}
+	if (rc)
+		return rc;
 	count(y, &y->result->zero, len);
 	return 0;
 }
@@ -125,58 +158,85 @@ static co_fn int co_put_data(struct copy *y, uint64_t off, const void *buf, uint
 	return 0;
 }
 
-/* How many of the first bytes are all zero, or all not, in whole blocks. */
-static uint64_t run_length(const struct copy *y, const uint8_t *buf, uint64_t len, bool *zero)
+enum content { DATA, ZEROES, SAME };
+
+static enum content content_of(const uint8_t *buf, const uint8_t *base, uint64_t len)
+{
+	if (base && !memcmp(buf, base, len))
+		return SAME;
+	return bytes_are_zero(buf, len) ? ZEROES : DATA;
+}
+
+/* How many of the first bytes are of one kind, in whole blocks. `base` may be NULL. */
+static uint64_t run_length(const struct copy *y, const uint8_t *buf, const uint8_t *base, uint64_t len, enum content *kind)
 {
 	uint64_t block = y->c->co_write ? y->unit : y->c->sparse, n;
 
 	if (!y->c->sparse) {
-		*zero = false;
+		*kind = DATA;
 		return y->c->co_write ? min(y->unit, len) : len;
 	}
 	n = min(block, len);
-	*zero = bytes_are_zero(buf, n);
+	*kind = content_of(buf, base, n);
 	/* Hooks take a unit at a time. */
-	if (y->c->co_write && !*zero)
+	if (y->c->co_write && *kind == DATA)
 		return n;
-	while (n < len && bytes_are_zero(buf + n, min(block, len - n)) == *zero)
+	while (n < len && content_of(buf + n, base ? base + n : NULL, min(block, len - n)) == *kind)
 		n += min(block, len - n);
 	return n;
 }
 
-static co_fn int co_put(struct copy *y, const struct piece *p, uint8_t *buf)
+static co_fn int co_put(struct copy *y, const struct piece *p, uint8_t *buf, const uint8_t *base)
 {
+	enum content kind;
 	int rc = 0;
-	bool zero;
 
 	for (uint64_t at = 0, n; at < p->len && !rc && !y->failed; at += n) {
-		n = run_length(y, buf + at, p->len - at, &zero);
-		rc = zero ? co_put_zeroes(y, p->off + at, n) : co_put_data(y, p->off + at, buf + at, n);
+		n = run_length(y, buf + at, base ? base + at : NULL, p->len - at, &kind);
+		if (kind == SAME)
+			count(y, &y->result->same, n);
+		else
+			rc = kind == ZEROES ? co_put_zeroes(y, p->off + at, n) : co_put_data(y, p->off + at, buf + at, n);
 	}
 	return rc;
+}
+
+static co_fn int co_read_base(struct copy *y, const struct piece *p, uint8_t *buf)
+{
+	uint64_t have = p->off < y->base->size ? min(p->len, y->base->size - p->off) : 0;
+	int rc = have ? co_disk_read(y->base, p->off, buf, have, 0) : 0;
+
+	memset(buf + have, 0, p->len - have);
+	return rc ? fail(y, rc, "read", y->base, p->off) : 0;
+}
+
+static co_fn int co_piece(struct copy *y, const struct piece *p, uint8_t *buf, uint8_t *base)
+{
+	int rc;
+
+	if (p->zero)
+		return co_put_zeroes(y, p->off, p->len);
+	rc = co_disk_read(y->c->src, p->off, buf, p->len, 0);
+	if (rc)
+		return fail(y, rc, "read", y->c->src, p->off);
+	rc = base ? co_read_base(y, p, base) : 0;
+	return rc ? rc : co_put(y, p, buf, base);
 }
 
 static co_fn int co_worker(void *arg)
 {
 	struct copy *y = arg;
-	uint8_t *buf = co_buf_get(rt_bufs(), IMAGE_COPY_PIECE);
+	uint8_t *buf = co_buf_get(rt_bufs(), IMAGE_COPY_PIECE), *base = y->base ? co_buf_get(rt_bufs(), IMAGE_COPY_PIECE) : NULL;
 	struct piece p;
 	int rc;
 
-	for (;;) {
+	do {
 		rc = co_next(y, &p);
-		if (rc || !p.len)
-			break;
-		if (p.zero) {
-			rc = co_put_zeroes(y, p.off, p.len);
-		} else {
-			rc = co_disk_read(y->c->src, p.off, buf, p.len, 0);
-			rc = rc ? fail(y, rc, "read", y->c->src, p.off) : co_put(y, &p, buf);
-		}
-		if (rc)
-			break;
-	}
+		if (!rc && p.len)
+			rc = co_piece(y, &p, buf, base);
+	} while (!rc && p.len);
 	rt_buf_put(rt_bufs(), buf);
+	rt_buf_put(rt_bufs(), base);
 	return rc;
 }
 
@@ -208,7 +268,7 @@ static co_fn int co_prepare(struct copy *y)
 	uint64_t head = min((uint64_t)HEAD, c->size);
 	int rc;
 
-	if (!y->dst_zero && c->sparse && !co_disk_zero(c->dst, 0, c->size, DISK_UNMAP | DISK_FAST))
+	if (!y->dst_zero && !y->base && c->sparse && !co_disk_zero(c->dst, 0, c->size, DISK_UNMAP | DISK_FAST))
 		y->dst_zero = true;
 	if (!c->head_last || !head)
 		return 0;
@@ -218,7 +278,8 @@ static co_fn int co_prepare(struct copy *y)
 
 co_fn int co_image_copy(const struct image_copy *c, struct image_copy_result *ret, struct err *err)
 {
-	struct copy y = { .c = c, .result = ret, .err = err, .unit = max(c->unit, 1u), .dst_zero = c->dst_zero && c->sparse };
+	struct copy y = { .c = c, .result = ret, .err = err, .unit = max(c->unit, 1u), .dst_zero = c->dst_zero && c->sparse,
+			  .base = c->sparse ? c->base : NULL };
 	uint64_t head = c->head_last ? align_up(HEAD, y.unit) : 0;
 	int rc;
 

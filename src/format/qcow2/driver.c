@@ -35,6 +35,7 @@ static co_fn int co_open_format(struct disk_spec *spec, struct disk *file, unsig
 	int out = 0, format = -1, r;
 	char *opts = NULL;
 
+	o.snapshot = opts_str(&spec->opts, "snapshot");
 	r = opts_enum(&spec->opts, "backing", outside, &out, err);
 	if (!r)
 		r = opts_enum(&spec->opts, "backing_fmt", formats, &format, err);
@@ -61,6 +62,6 @@ static co_fn int co_open_format(struct disk_spec *spec, struct disk *file, unsig
 const struct disk_format qcow2_format = {
 	.name = "qcow2",
 	.suffix = ".qcow2",
-	.options = "backing,backing_fmt,l2-cache-size,cow-debt",
+	.options = "backing,backing_fmt,l2-cache-size,cow-debt,snapshot",
 	.co_open = co_open_format,
 };

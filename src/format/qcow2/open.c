@@ -216,6 +216,32 @@ static co_fn int co_repair(struct qcow2 *q, struct disk *file, const char *name,
 	return ret;
 }
 
+/* The disk that a snapshot holds, in place of the present one. */
+static co_fn int co_take_snapshot(struct qcow2 *q, struct disk *file, const char *which, struct err *err)
+{
+	struct qcow2_img img = { 0 };
+	int i, ret = q->disk.read_only ? 0 : err_set(err, -EROFS, "%s: snapshot=%.200s: a snapshot can be opened read-only", q->disk.name, which);
+
+	if (!ret)
+		ret = co_qcow2_img_open(&img, file, q->disk.name, 0, err);
+	if (!ret)
+		ret = co_qcow2_img_read_snapshots(&img, err);
+	if (!ret) {
+		i = qcow2_snap_find(&img, which);
+		if (i < 0)
+			ret = err_set(err, -ENOENT, "%s: has no snapshot \"%.200s\"; \"weir image snapshot --list\" tells which there are", q->disk.name, which);
+	}
+	if (!ret && (img.snap[i].l1_size * 8ull > QCOW2_MAX_L1_BYTES || qcow2_l1_entries(&q->g, img.snap[i].disk_size) * 8 > QCOW2_MAX_L1_BYTES))
+		ret = err_set(err, -EFBIG, "%s: the snapshot \"%.200s\" claims a size beyond the limit", q->disk.name, which);
+	if (!ret) {
+		q->h.l1_off = img.snap[i].l1_off;
+		q->h.l1_size = img.snap[i].l1_size;
+		q->h.size = img.snap[i].disk_size;
+	}
+	qcow2_img_close(&img);
+	return ret;
+}
+
 /* A table that is in memory as a whole. What lies beyond the end of the image is damage. */
 static co_fn int co_read_table(struct qcow2 *q, const char *what, uint64_t off, uint64_t bytes, uint64_t room, uint8_t **ret, struct err *err)
 {
@@ -359,8 +385,11 @@ co_fn int co_qcow2_open(struct disk *file, const char *name, const struct qcow2_
 	if (!r) {
 		q->has_data_file = q->h.incompat & QCOW2_INCOMPAT_DATA_FILE;
 		q->raw_data_file = q->has_data_file && (q->h.autoclear & QCOW2_AUTOCLEAR_DATA_FILE_RAW);
+		if (o->snapshot)
+			r = co_take_snapshot(q, file, o->snapshot, err);
 		q->disk.size = q->h.size;
-		r = co_open(q, o, flags, err);
+		if (!r)
+			r = co_open(q, o, flags, err);
 	}
 	if (r) {
 		if (q->backing != o->backing)

@@ -51,7 +51,7 @@ struct qcow2_packer {
 	struct job job[MAX_WORKERS], *idle;
 	struct co_sem jobs;
 	struct co_mutex lock;	/* everything below */
-	uint8_t *stretch, *short_in;
+	uint8_t *stretch, *short_in, *zeroes;
 	uint64_t at;		/* the stretch's offset in the file; 0: none */
 	uint32_t used, room;
 	uint64_t *l1;		/* host order, offsets */
@@ -233,6 +233,17 @@ static co_fn int co_set_entry(struct qcow2_packer *p, uint64_t guest, uint64_t e
 	return rc;
 }
 
+static co_fn int co_set_zero(struct qcow2_packer *p, uint64_t guest)
+{
+	const struct qcow2_geo *g = &p->img.h.geo;
+	struct table *t;
+	int rc = co_table(p, qcow2_l1_index(g, guest), &t);
+
+	if (!rc)
+		qcow2_l2_put(g, t->data, qcow2_l2_index(g, guest), g->ext ? (struct qcow2_l2e){ 0, (uint64_t)UINT32_MAX << 32 } : (struct qcow2_l2e){ QCOW2_ZERO, 0 });
+	return rc;
+}
+
 /* --- Writing --- */
 
 /* What does not get smaller is an ordinary cluster. */
@@ -292,6 +303,25 @@ co_fn int co_qcow2_pack_write(void *packer, uint64_t off, const void *buf, uint6
 	return rc;
 }
 
+co_fn int co_qcow2_pack_zero(void *packer, uint64_t off, uint64_t len)
+{
+	struct qcow2_packer *p = packer;
+	uint32_t cs = p->img.h.geo.cluster_size;
+	int rc = 0;
+
+	for (uint64_t at = off; at < off + len && !rc; at += cs) {
+		/* Version 2 cannot say it. */
+		if (p->img.h.version < 3) {
+			rc = co_qcow2_pack_write(p, at, p->zeroes, cs);
+			continue;
+		}
+		co_mutex_lock(&p->lock);
+		rc = co_set_zero(p, at);
+		co_mutex_unlock(&p->lock);
+	}
+	return rc;
+}
+
 /* --- Begin and end --- */
 
 static bool keep_ref(struct qcow2_walk *w, const struct qcow2_ref *r)
@@ -324,9 +354,10 @@ static co_fn int co_begin(struct qcow2_packer *p, struct disk *file, const struc
 	p->ntables = max(8u, TABLES / cs);
 	p->stretch = qcow2_img_alloc(p->room);
 	p->short_in = qcow2_img_alloc(cs);
+	p->zeroes = qcow2_img_alloc(cs);
 	p->l1 = calloc(max(p->img.h.l1_size, 1u), sizeof(*p->l1));
 	p->table = calloc(p->ntables, sizeof(*p->table));
-	rc = p->stretch && p->short_in && p->l1 && p->table ? 0 : -ENOMEM;
+	rc = p->stretch && p->short_in && p->zeroes && p->l1 && p->table ? 0 : -ENOMEM;
 	for (unsigned i = 0; i < workers && !rc; i++) {
 		rc = job_init(&p->job[i], c->compression, cs);
 		p->job[i].next = p->idle;
@@ -345,6 +376,7 @@ static co_fn void co_destroy(struct qcow2_packer *p)
 	free(p->l1);
 	free(p->stretch);
 	free(p->short_in);
+	free(p->zeroes);
 	qcow2_commit_fini(&p->c);
 	qcow2_img_close(&p->img);
 	free(p);
@@ -355,9 +387,8 @@ co_fn int co_qcow2_pack_begin(struct qcow2_packer **ret, struct disk *file, cons
 	struct qcow2_packer *p;
 	int rc;
 
-	if (c->backing_file || c->data_file || c->prealloc != QCOW2_PREALLOC_OFF)
-		return err_set(err, -ENOTSUP, "%s: a compressed image has no backing file, no data file and no preallocation; leave them away, or do not compress",
-			       file->name);
+	if (c->data_file || c->prealloc != QCOW2_PREALLOC_OFF)
+		return err_set(err, -ENOTSUP, "%s: a compressed image has no data file and no preallocation; leave them away, or do not compress", file->name);
 	p = calloc(1, sizeof(*p));
 	if (!p)
 		return err_errno(err, -ENOMEM, "%s", file->name);

@@ -21,6 +21,7 @@ struct qcow2_opts {
 	const char *path;	/* of the image, for names relative to it; NULL: it has none, and names no other file */
 	const char *backing_format; /* for images whose header does not name it; NULL: those are refused */
 	const char *file_opts;	/* options that backing and data files get as well: ",cache=none,aio=native"; NULL: none */
+	const char *snapshot;	/* id or name: the disk as this snapshot has it, read-only; NULL: as it is now */
 	unsigned depth;		/* images above this one */
 	uint64_t table_cache;	/* bytes of L2 tables in memory; 0: 32 MiB */
 	uint64_t fill_debt;	/* bytes of copy-on-write that may be put off; 0: 256 MiB */
