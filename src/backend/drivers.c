@@ -12,6 +12,7 @@ static const struct disk_driver *const backends[] = {
 	&delay_driver,
 	&fault_driver,
 	&nbd_driver,
+	&rbd_driver,
 };
 
 void backends_register(void)

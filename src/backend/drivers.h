@@ -9,3 +9,4 @@ extern const struct disk_driver mem_driver;
 extern const struct disk_driver null_driver;
 extern const struct disk_driver delay_driver;
 extern const struct disk_driver fault_driver;
+extern const struct disk_driver rbd_driver;

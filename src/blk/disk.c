@@ -71,6 +71,13 @@ int disk_fail(struct disk *d, int error, const char *what)
 	return blk_failed(d);
 }
 
+bool disk_is_fenced(const struct disk *d)
+{
+	while (d->file)
+		d = d->file;
+	return d->fenced;
+}
+
 static int trace(struct disk *d, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
 {
 	return unlikely(d->trace != NULL) ? d->trace(d->trace_arg, d, op, off, len, flags) : 0;
@@ -105,6 +112,8 @@ static inline int check_change(const struct disk *d, uint64_t off, uint64_t len)
 		return -EINVAL;
 	if (unlikely(d->read_only))
 		return -EROFS;
+	if (unlikely(disk_is_fenced(d)))
+		return -ESHUTDOWN;
 	return unlikely(d->failed) ? blk_failed(d) : 0;
 }
 

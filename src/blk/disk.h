@@ -134,6 +134,8 @@ struct disk_ops {
 	 */
 	int (*co_identity)(struct disk *d, struct disk_identity *ret);
 	int (*co_touch)(struct disk *d);
+	/* The size that the store knows now, where it can be changed from outside. Plain function. */
+	uint64_t (*store_size)(struct disk *d);
 	/* Stops accepting I/O at the first chance, with nothing flushed: a layer that waits (for a server to come back) gives up with -ESHUTDOWN. Plain function. */
 	void (*cancel)(struct disk *d);
 	/* Flushes nothing by itself. Frees the layer and closes d->file; never fails. */
@@ -157,6 +159,7 @@ struct disk {
 	struct disk_limits limits;
 	bool read_only;
 	int failed;		/* sticky -errno of promise (4), 0 if well */
+	bool fenced;		/* a backend: others may write to it from now on, so that nothing may here, nor be promised above: see disk_is_fenced() */
 	unsigned in_flight;
 	struct disk_counters count;
 	/* read-modify-write, see blk/internal.h */
@@ -192,6 +195,11 @@ co_fn int co_disk_touch(struct disk *d);
 /* Makes one identity of two, in order. */
 void disk_identity_mix(struct disk_identity *id, const struct disk_identity *other);
 bool disk_identity_equal(const struct disk_identity *a, const struct disk_identity *b);
+/*
+ * True if the store has shut this process out (or given the image to another). Changes fail with -ESHUTDOWN on every layer, so that a log takes no more writes for
+ * an image that another host may have taken over; reads go on as far as the store allows.
+ */
+bool disk_is_fenced(const struct disk *d);
 void disk_cancel(struct disk *d);
 co_fn void co_disk_close(struct disk *d);	/* NULL is fine */
 /* A json_t object (new reference, as void * so that this header needs no jansson) that describes d and what is below it. */

@@ -155,7 +155,7 @@ static int check_options(struct disk_spec *spec, const struct disk_driver *drv, 
 	for (size_t i = 0; i < spec->opts.n; i++) {
 		const struct opt *o = &spec->opts.v[i];
 
-		if (strcmp(o->key, "format") && !list_has(drv->options, o->key) && !(format && list_has(format->options, o->key)))
+		if (!drv->any_option && strcmp(o->key, "format") && !list_has(drv->options, o->key) && !(format && list_has(format->options, o->key)))
 			return err_set(err, -EINVAL, "%.200s: unknown option \"%.40s\"; driver %s knows: %s%sformat%s%s", spec->text, o->key,
 				       drv->name, drv->options ? drv->options : "", drv->options && *drv->options ? "," : "",
 				       format ? ", and format=" : "", format ? format->name : "");

@@ -37,6 +37,7 @@ struct disk_driver {
 	const char *name;
 	const char *options;	/* comma separated, for messages and `--help` */
 	bool wraps;
+	bool any_option;	/* beside `options` it takes those of a library that it calls, and leaves unused what nobody knows */
 	/* Opens spec; spec->opts are consumed by opts_*() and checked by the caller. On success *ret is ready, at its size. */
 	int (*co_open)(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err);
 };

@@ -196,6 +196,7 @@ static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, u
 	disk_set_below_format(NULL, NULL);
 	if (ret < 0)
 		return ret;
+	g->opened[g->n] = disk;
 	g->cached[g->n] = NULL;
 	if (g->cache) {
 		ret = co_cache_attach(g->cache, name, disk, c->primarycache, &top, err);
@@ -276,6 +277,14 @@ co_fn int co_graph_close(struct graph *g)
 	return ret;
 }
 
+uint64_t graph_grown(const struct graph *g, unsigned i)
+{
+	struct disk *d = g->opened[i];
+	uint64_t size = d->ops->store_size ? d->ops->store_size(d) : 0;
+
+	return size > g->volumes[i]->disk->size && !g->volumes[i]->read_only ? size : 0;
+}
+
 void graph_cancel(struct graph *g)
 {
 	for (unsigned i = 0; i < g->n; i++)
@@ -309,6 +318,9 @@ static co_fn void co_commit_one(void *arg)
 	struct commit *c = o->c;
 	int ret = o->v->read_only ? 0 : co_disk_flush(o->v->disk);
 
+	/* The store has shut us out, and said so; what its log holds was committed. */
+	if (ret == -ESHUTDOWN && disk_is_fenced(o->v->disk))
+		ret = 0;
 	if (ret < 0) {
 		log_error("volume '%s': the last flush failed: %s", o->v->name, strerror(-ret));
 		c->error = c->error ? c->error : ret;

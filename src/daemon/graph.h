@@ -38,6 +38,7 @@ struct graph {
 	struct cache *cache;		/* NULL without */
 	struct volume *volumes[GRAPH_MAX_VOLUMES];
 	struct disk *tables[GRAPH_MAX_VOLUMES][GRAPH_MAX_TABLES]; /* and those below its formats, of the image and its backing files */
+	struct disk *opened[GRAPH_MAX_VOLUMES]; /* what its DISK string says, below cache and log */
 	struct disk *cached[GRAPH_MAX_VOLUMES]; /* the cache's layer of each, inside its graph; NULL without */
 	unsigned n;
 };
@@ -57,6 +58,8 @@ co_fn int co_graph_rebuild_log(struct graph *g, const char *device, bool force, 
 /* Sets what is cached of volume `i`. */
 co_fn void co_graph_set_primarycache(struct graph *g, unsigned i, enum cache_mode mode);
 void graph_set_secondarycache(struct graph *g, unsigned i, enum cache_mode mode);
+/* The size of volume `i` if its image was made larger from outside, else 0. */
+uint64_t graph_grown(const struct graph *g, unsigned i);
 /* Lets layers that wait for something give up. */
 void graph_cancel(struct graph *g);
 

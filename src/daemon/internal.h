@@ -26,6 +26,7 @@ struct serve {
 	struct fuse_server *fuse; /* NULL: not served */
 	struct control *control;
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
+	bool sizing;		/* images are being looked at, for a size that changed outside */
 	bool opened, stop, drain, draining, cut_short, closed;
 	int error;
 	uint64_t drain_done, drain_total, drain_told_ns;

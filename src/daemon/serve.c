@@ -38,6 +38,7 @@
 #include "util/size.h"
 
 #define MS 1000000ull
+#define SIZES_MS 1000
 #define CLIENTS_MS 200
 #define COMMIT_MS 500
 #define CLOSE_MS 650
@@ -178,6 +179,51 @@ static void announce(struct serve *s)
 	notify_send("READY=1\nSTATUS=serving %u volume%s", s->graph.n, s->graph.n == 1 ? "" : "s");
 }
 
+/* --- Images that grow outside --- */
+
+static co_fn void co_take_size(struct serve *s, unsigned i)
+{
+	uint64_t size = graph_grown(&s->graph, i);
+	struct volume *v = s->graph.volumes[i];
+	struct err err = ERR_INIT;
+	char text[16];
+
+	if (!size)
+		return;
+	if (co_volume_resize(v, size, &err) < 0)
+		log_error("volume '%s': its image has grown to %s, but the volume cannot: %s", v->name, size_format(size, text), err.msg);
+	else
+		log_info("volume '%s': its image has grown, and so has the volume, to %s", v->name, size_format(size, text));
+}
+
+static co_fn void co_watch_sizes(void *arg)
+{
+	struct serve *s = arg;
+
+	while (!s->stop) {
+		co_queue_wait_until(&s->stop_q, rt_now_ns() + SIZES_MS * MS, "the next look at the sizes of images");
+		for (unsigned i = 0; i < s->graph.n && !s->stop; i++)
+			co_take_size(s, i);
+	}
+	s->sizing = false;
+	co_queue_wake_all(&s->stop_q);
+}
+
+/* Only where there is such an image. */
+static int watch_sizes(struct serve *s, struct err *err)
+{
+	unsigned i = 0;
+	int ret;
+
+	while (i < s->graph.n && !s->graph.opened[i]->ops->store_size)
+		i++;
+	if (i == s->graph.n)
+		return 0;
+	ret = co_spawn("sizes", co_watch_sizes, s);
+	s->sizing = !ret;
+	return ret ? err_errno(err, ret, "cannot watch the sizes of images") : 0;
+}
+
 /* --- Stop --- */
 
 static void drain_progress(void *arg, uint64_t done, uint64_t total)
@@ -213,6 +259,8 @@ static co_fn void co_close_all(void *arg)
 {
 	struct serve *s = arg;
 
+	while (s->sizing)
+		co_queue_wait(&s->stop_q, "a volume that is being resized");
 	s->error = co_graph_close(&s->graph);
 	s->closed = true;
 	co_queue_wake_all(&s->stop_q);
@@ -291,6 +339,8 @@ static co_fn void co_serve_main(void *arg)
 		ret = co_start_fuse(s, err);
 	if (!ret && s->config->control)
 		ret = control_start(s, s->config->control, &s->control, err);
+	if (!ret)
+		ret = watch_sizes(s, err);
 	if (!ret) {
 		announce(s);
 		while (!s->stop)
@@ -315,6 +365,8 @@ int serve_run(const struct serve_config *config, struct err *err)
 		.coroutines = min(1024u * ndisks * (config->nnbd > 0) + VHOST_REQUESTS * config->nvhost +
 				  FUSE_REQUESTS * config->nfuse, REQUESTS_MAX) + 1024 + config->nbd_conns,
 		.spin_ns = config->poll_ns,
+		/* An image on a cluster that hangs may hold one of them. */
+		.offload_threads = 4 + ndisks,
 	};
 	struct rt_bufpool *bounce = NULL;
 	int ret;

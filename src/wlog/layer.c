@@ -108,7 +108,10 @@ static co_fn int co_layer_flush(struct disk *d)
 	if (v->w->failed)
 		return -EIO;
 	rec->epoch++;
-	return co_wl_commit_upto(v->w, v->last_seq);
+	int r = co_wl_commit_upto(v->w, v->last_seq);
+
+	/* What is in the log is safe there, but the guest must not go on as if the image were still its own. */
+	return r == 0 && disk_is_fenced(d) ? -ESHUTDOWN : r;
 }
 
 /* A discard reads as zeroes from now on, like everything that is recorded. Where the image cannot use it, it is not worth a record. */

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""A Ceph cluster for one test: a monitor and an OSD on loopback, in a temporary folder, as whoever runs it.
+
+    with Cluster("bluestore") as c:
+        c.rbd("create", "--size", "16M", "img")
+        c.osd.kill(); c.osd.start()
+
+Daemons are children of the test: they are ended by their process id, and the kernel ends them when the test dies (PR_SET_PDEATHSIG). What makes
+it quick: no authentication, no manager, and the waits of the monitor, of bluestore's device and of a client that meets a missing OSD made short.
+"""
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+NEEDED = ("ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool")
+TIMEOUT = 60
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+CONF = """\
+[global]
+fsid = {fsid}
+mon_host = [v2:127.0.0.1:{port},v1:127.0.0.1:{port1}]
+public_addr = 127.0.0.1
+cluster_addr = 127.0.0.1
+ms_bind_ipv6 = false
+auth_cluster_required = none
+auth_service_required = none
+auth_client_required = none
+auth_allow_insecure_global_id_reclaim = false
+mon_data = {d}/mon
+osd_data = {d}/osd
+run_dir = {d}
+crash_dir = {d}/crash
+keyring = {d}/keyring
+log_file = {d}/$type.log
+mon_cluster_log_file = {d}/cluster.log
+admin_socket =
+osd_pool_default_size = 1
+osd_pool_default_min_size = 1
+osd_pool_default_pg_num = 8
+osd_pool_default_pg_autoscale_mode = off
+osd_crush_chooseleaf_type = 0
+mon_allow_pool_size_one = true
+mon_allow_pool_delete = true
+mon_data_avail_crit = 1
+paxos_propose_interval = 0.02
+paxos_min_wait = 0.01
+osd_objectstore = {store}
+memstore_device_bytes = 1073741824
+bluestore_block_size = 4294967296
+bdev_aio_poll_ms = 10
+osd_memory_target = 939524096
+# A client that was killed is dead after 3 s instead of 30, and one that met a missing OSD looks again soon.
+osd_client_watch_timeout = 3
+objecter_tick_interval = 0.2
+[client]
+log_file =
+"""
+
+
+def why_not():
+    """What is missing, or None."""
+    missing = [p for p in NEEDED if not shutil.which(p)]
+    return "%s not installed (ceph-mon, ceph-osd, ceph-common)" % ", ".join(missing) if missing else None
+
+
+def skip_without(weir):
+    """Ends the test as skipped where there is no Ceph."""
+    reason = why_not()
+    if not reason:
+        out = subprocess.run([weir, "image", "info", "rbd:pool/image,conf=/nonexistent"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if "without Ceph" in out.stderr or "librbd1" in out.stderr:
+            reason = out.stderr.strip()
+    if reason:
+        print("skipped: " + reason)
+        sys.exit(77)
+
+
+def dies_with_us():
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Daemon:
+    def __init__(self, cluster, kind, ident):
+        self.cluster, self.kind, self.ident, self.proc = cluster, kind, ident, None
+
+    def start(self):
+        with open("%s/%s.out" % (self.cluster.dir, self.kind), "ab") as out:
+            self.proc = subprocess.Popen(["ceph-" + self.kind, "-f", "-i", self.ident, "-c", self.cluster.conf], stdin=subprocess.DEVNULL,
+                                         stdout=out, stderr=out, preexec_fn=dies_with_us)
+
+    def send(self, sig):
+        self.proc.send_signal(sig)
+
+    def kill(self):
+        if self.proc and self.proc.poll() is None:
+            self.proc.kill()
+        if self.proc:
+            self.proc.wait()
+
+
+class Cluster:
+    def __init__(self, store, pool="rbd"):
+        self.store, self.pool = store, pool
+        self.dir = tempfile.mkdtemp(prefix="weir-ceph-")
+        self.conf = self.dir + "/ceph.conf"
+        self.env = dict(os.environ, CEPH_CONF=self.conf)
+        self.env.pop("CEPH_ARGS", None)
+        self.mon, self.osd = Daemon(self, "mon", "a"), Daemon(self, "osd", "0")
+
+    def run(self, *args, timeout=TIMEOUT, check=True, **kw):
+        p = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=self.env, timeout=timeout, **kw)
+        if check and p.returncode:
+            raise RuntimeError("%s: exit status %d: %s" % (" ".join(args), p.returncode, p.stderr.strip()))
+        return p
+
+    def rbd(self, *args, **kw):
+        return self.run("rbd", *args, **kw).stdout
+
+    def rbd_json(self, *args):
+        return json.loads(self.rbd(*args, "--format", "json"))
+
+    def ceph(self, *args, **kw):
+        return self.run("ceph", *args, **kw).stdout
+
+    def create(self, name, size="16M", *more):
+        self.rbd("create", "--size", size, *more, name)
+        return self.disk(name)
+
+    def disk(self, name, options=""):
+        return "rbd:%s/%s,conf=%s%s" % (self.pool, name, self.conf, options)
+
+    def __enter__(self):
+        began = time.monotonic()
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        print("cluster: %s, up in %.1f s" % (self.store, time.monotonic() - began), flush=True)
+        return self
+
+    def _start(self):
+        for name in ("mon", "osd", "crash"):
+            os.mkdir("%s/%s" % (self.dir, name))
+        fsid, port = str(uuid.uuid4()), free_ports()
+        with open(self.conf, "w") as f:
+            f.write(CONF.format(d=self.dir, fsid=fsid, port=port, port1=port + 1, store=self.store))
+        self.run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", "[v2:127.0.0.1:%d,v1:127.0.0.1:%d]" % (port, port + 1),
+                 self.dir + "/monmap")
+        self.run("ceph-mon", "-c", self.conf, "--mkfs", "-i", "a", "--monmap", self.dir + "/monmap")
+        self.mon.start()
+        osd_uuid = str(uuid.uuid4())
+        new = subprocess.Popen(["ceph", "osd", "new", osd_uuid, "0"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, env=self.env)
+        self.run("ceph-osd", "-c", self.conf, "--mkfs", "-i", "0", "--osd-uuid", osd_uuid)
+        if new.wait(TIMEOUT):
+            raise RuntimeError("`ceph osd new` failed")
+        self.osd.start()
+        self.ceph("osd", "pool", "create", self.pool, "8", "8", "replicated")
+        self.rbd("pool", "init", self.pool)     # returns when the pool takes writes
+
+    def __exit__(self, *_):
+        self.osd.kill()
+        self.mon.kill()
+        if os.environ.get("WEIR_KEEP"):
+            print("kept: " + self.dir)
+        else:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def free_ports():
+    """Two neighbours below what the kernel gives out by itself."""
+    for _ in range(100):
+        port = random.randrange(10240, 32000, 2)
+        with socket.socket() as a, socket.socket() as b:
+            try:
+                a.bind(("127.0.0.1", port))
+                b.bind(("127.0.0.1", port + 1))
+                return port
+            except OSError:
+                continue
+    raise RuntimeError("no free ports")
+
+
+def main():
+    """For trying things out: a cluster until end of file; the environment's CEPH_CONF is printed."""
+    with Cluster(sys.argv[1] if len(sys.argv) > 1 else "memstore") as c:
+        print("CEPH_CONF=" + c.conf, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+../interop/file_lib.py

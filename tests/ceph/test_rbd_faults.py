@@ -1,0 +1,211 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""RBD images whose cluster, lock or server fails: what was acknowledged to a flush is there, and nobody writes who must not.
+
+usage: test_rbd_faults.py WEIR [TEST ...]
+"""
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import cluster
+from harness import MIB, equal, require, run, run_tests, skip, tests_of
+
+try:
+    import nbd
+except ImportError:
+    skip("python3-libnbd is not installed")
+from rbd_lib import BLOCK, WEIR, Serve, until
+
+SIZE = 8 * MIB
+c = None
+
+
+def content(n):
+    return n.to_bytes(8, "little") * (BLOCK // 8)
+
+
+class Writer:
+    """Numbered blocks, each flushed; what was acknowledged is kept in `have`."""
+
+    def __init__(self, w, have=None):
+        self.h = nbd.NBD()
+        self.h.connect_uri(w.uri())
+        self.have = {} if have is None else have
+
+    def write(self, n):
+        began = time.monotonic()
+        self.h.pwrite(content(n), n * BLOCK % SIZE)
+        self.h.flush()
+        self.have[n * BLOCK % SIZE] = n
+        return time.monotonic() - began
+
+    def verify(self):
+        for off, n in self.have.items():
+            require(self.h.pread(BLOCK, off) == content(n), "block %d at %d is there" % (n, off))
+
+    def fails(self):
+        try:
+            self.h.pwrite(content(1), 0)
+            self.h.flush()
+            return False
+        except nbd.Error:
+            return True
+
+
+def log(name="log"):
+    p = run(WEIR, "log", "create", "--size", "32M", name)
+    require(p.returncode == 0, p.stderr)
+    return ("--log", name)
+
+
+def image_holds(image, have):
+    c.rbd("export", "--no-progress", image, "export")
+    with open("export", "rb") as f:
+        data = f.read()
+    for off, n in have.items():
+        require(data[off:off + BLOCK] == content(n), "block %d is in the image at %d" % (n, off))
+
+
+def own_address(image):
+    return c.rbd_json("status", image)["watchers"][0]["address"]
+
+
+def a_server_that_was_killed_goes_on_where_it_was():
+    disk, have = c.create("kill", "8M"), {}
+    options = (*log(), "--name", "v", disk)
+    with Serve(*options) as w:
+        writer = Writer(w, have)
+        for n in range(1, 200):
+            writer.write(n)
+        w.kill()
+    with Serve(*options) as w:
+        writer = Writer(w, have)
+        writer.verify()
+        for n in range(150, 250):
+            writer.write(n)
+        equal(w.end()[0], 0, "the end")
+    p = run(WEIR, "log", "drain", "log")
+    require(p.returncode == 0, p.stderr + p.stdout)
+    image_holds("kill", have)
+
+
+def an_osd_that_dies_and_returns_stops_nobody_who_has_a_log():
+    disk = c.create("osd", "8M")
+    with Serve(*log(), "--name", "v", "--control", "control", disk) as w:
+        writer = Writer(w)
+        for n in range(1, 100):
+            writer.write(n)
+        c.osd.kill()
+        slowest = max(writer.write(n) for n in range(100, 400))
+        require(slowest < 5, "a write and flush while the OSD is dead took %.1f s" % slowest)
+        w.status(timeout=5)
+        c.osd.start()
+        for n in range(400, 500):
+            writer.write(n)
+        until("the log is empty again", lambda: w.status()["volumes"][0]["disk"]["dirty_bytes"] == 0)
+        writer.verify()
+        equal(w.end()[0], 0, "the end")
+    image_holds("osd", writer.have)
+
+
+def without_a_log_a_cluster_that_hangs_pauses_or_fails():
+    with Serve("--name", "v", c.create("pause", "8M")) as w:
+        writer = Writer(w)
+        writer.write(1)
+        c.osd.send(signal.SIGSTOP)
+        cookie = writer.h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(content(2))), 2 * BLOCK)
+        time.sleep(0.5)
+        writer.h.poll(0)
+        require(not writer.h.aio_command_completed(cookie), "a write waits")
+        until("the status tells how long", lambda: w.disk()["waiting_ns"] > 0, 5)
+        c.osd.send(signal.SIGCONT)
+        until("it ends when the cluster is back", lambda: writer.h.poll(100) >= 0 and writer.h.aio_command_completed(cookie))
+        equal(writer.h.pread(BLOCK, 2 * BLOCK), content(2), "what was written")
+        w.end()
+    with Serve("--name", "v", c.disk("pause", ",error-after=300ms")) as w:
+        writer = Writer(w)
+        c.osd.send(signal.SIGSTOP)
+        began = time.monotonic()
+        require(writer.fails(), "a write fails")
+        require(time.monotonic() - began < 5, "soon")
+        try:
+            writer.h.pread(BLOCK, 0)
+            require(False, "a read fails")
+        except nbd.Error:
+            pass
+        c.osd.send(signal.SIGCONT)
+        until("it works again when the cluster is back", lambda: not writer.fails())
+        equal(writer.h.pread(BLOCK, 2 * BLOCK), content(2), "what was written before")
+        equal(w.end()[0], 0, "the end")
+
+
+def a_server_ends_in_time_though_the_cluster_hangs():
+    disk = c.create("term", "8M")
+    options = (*log(), "--name", "v", disk)
+    with Serve(*options) as w:
+        writer = Writer(w)
+        c.osd.send(signal.SIGSTOP)
+        for n in range(1, 300):
+            writer.write(n)
+        time.sleep(1.2)                     # destage has begun, and hangs
+        status, took = w.end()
+        c.osd.send(signal.SIGCONT)
+        equal(status, 0, "the exit status: " + w.text())
+        require(took < 1.5, "it took %.1f s" % took)
+        require("safe in the log" in w.text(), w.text())
+    with Serve(*options) as w:
+        Writer(w, writer.have).verify()
+        w.end()
+
+
+def a_client_that_is_shut_out_writes_nothing_more_and_keeps_its_log():
+    disk = c.create("fence", "8M")
+    options = (*log(), "--name", "v", disk)
+    with Serve(*options) as w:
+        writer = Writer(w)
+        for n in range(1, 100):
+            writer.write(n)
+        c.ceph("osd", "blocklist", "add", own_address("fence"))
+        for n in range(100, 200):           # may be in the log before it is known
+            if writer.fails():
+                break
+            writer.write(n)
+            time.sleep(0.05)
+        w.wait_for("the cluster has blocklisted this client")
+        require(writer.fails(), "the guest's writes fail")
+        require(w.disk()["fenced"], "the status tells it")
+        equal(w.end()[0], 0, "the end: " + w.text())
+    with Serve(*options) as w:
+        writer.have.pop(0, None)            # what fails() wrote may be there or not
+        Writer(w, writer.have).verify()
+        w.end()
+
+
+def an_image_that_is_removed_underneath_is_noticed():
+    disk = c.create("gone", "8M")
+    with Serve("--name", "v", disk) as w:
+        writer = Writer(w)
+        writer.write(1)
+        c.run("rados", "-p", "rbd", "rm", "rbd_header." + w.disk()["image_id"])
+        w.wait_for("the image has been removed")
+        require(writer.fails(), "writes fail")
+
+
+def main():
+    global c
+    cluster.skip_without(WEIR)
+    folder = tempfile.mkdtemp(prefix="weir-rbd-")
+    os.chdir(folder)
+    try:
+        with cluster.Cluster("bluestore") as c:
+            return run_tests([t for t in tests_of(globals()) if t is not main and t.__name__ not in ("log",)], folders=True)
+    finally:
+        os.chdir("/")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+sys.exit(main())
