@@ -91,6 +91,15 @@ static co_fn int co_status(struct answer *a, json_t *args)
 	return co_answer_ok(a, r);
 }
 
+static json_t *names_of(struct serve *s)
+{
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < s->graph.n; i++)
+		json_array_append_new(list, json_string(s->graph.volumes[i]->name) ?: json_string("?"));
+	return list;
+}
+
 static co_fn int co_stats(struct answer *a, json_t *args)
 {
 	struct rt_stats st;
@@ -99,6 +108,10 @@ static co_fn int co_stats(struct answer *a, json_t *args)
 	rt_get_stats(a->s->rt, &st);
 	json_object_set_new(r, "volumes", each_volume(a->s, volume_stats));
 	json_object_set_new(r, "cache", a->s->graph.cache ? cache_status(a->s->graph.cache) : json_null());
+	json_object_set_new(r, "log", a->s->graph.log ? wlog_status(a->s->graph.log) : json_null());
+	json_object_set_new(r, "memory_pressure", json_pack("{s:I, s:I, s:I}", "events", (json_int_t)a->s->pressure.events,
+		"cache_size", (json_int_t)a->s->pressure.size, "cache_wanted", (json_int_t)a->s->pressure.wanted));
+	json_object_set_new(r, "names", names_of(a->s));
 	json_object_set_new(r, "runtime", json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 		"turns", (json_int_t)st.turns, "switches", (json_int_t)st.switches, "ring_enters", (json_int_t)st.ring_enters,
 		"sqes", (json_int_t)st.sqes, "cqes", (json_int_t)st.cqes, "posts", (json_int_t)st.posts,
@@ -351,6 +364,7 @@ static co_fn int co_cache_size(struct answer *a, json_t *args)
 		return co_answer_error(a, "the server is stopping", NULL);
 	if (co_cache_resize(c, size, &err) < 0)
 		return co_answer_error(a, "%s", err.msg);
+	pressure_set(a->s, size);
 	return co_answer_ok(a, json_pack("{s:I}", "memory", (json_int_t)cache_memory(c)));
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "daemon/graph.h"
+#include "daemon/pressure.h"
 #include "rt/rt.h"
 #include "rt/sync.h"
 
@@ -30,6 +31,7 @@ struct serve {
 	bool opened, stop, drain, draining, cut_short, closed;
 	int error;
 	uint64_t drain_done, drain_total, drain_told_ns;
+	struct pressure pressure;
 };
 
 /* Begins the end, or if that has begun cuts its drain short. Plain function. */

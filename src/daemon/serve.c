@@ -317,6 +317,11 @@ static co_fn void co_stop(struct serve *s)
 		if (info.hanging)
 			snprintf(what, sizeof(what), "write log device %.100s", info.hanging);
 	}
+	/* All but the cache's device is closed: nothing is lost with it. */
+	if (!s->closed && !s->graph.n && !s->graph.log && !ret) {
+		log_warn("the cache device hangs; exiting without it");
+		_exit(0);
+	}
 	if (!s->closed)
 		exit_hung(s, what, s->graph.log && !ret);
 	s->error = s->error ? s->error : ret;
@@ -343,6 +348,7 @@ static co_fn void co_serve_main(void *arg)
 		ret = watch_sizes(s, err);
 	if (!ret) {
 		announce(s);
+		pressure_start(s);
 		while (!s->stop)
 			co_queue_wait(&s->stop_q, "the end");
 	}
