@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/advise_plot.h"
 #include "cli/ask.h"
 #include "cli/cli.h"
 #include "util/err.h"
@@ -62,8 +63,41 @@ static void print_advice(const char *name, json_t *v, uint64_t block, const stru
 		printf("%s: re-reads next to nothing (%.0f %% of its reads could hit): its guest caches for itself, or has no use for a cache; "
 		       "primarycache=metadata would free %s\n", name, 100 * c->best, has);
 	} else {
-		printf("%s: %.0f %% of its reads hit, with %s (read-ahead apart); at %s %.0f %% would, at %s (all it reads) %.0f %%%s\n", name, 100 * hit_share(v), has,
+		double share = hit_share(v);
+
+		printf("%s: %.0f %% of its reads hit, with %s (read-ahead apart); at %s %.0f %% would, at %s (all it reads) %.0f %%%s\n", name, 100 * share, has,
 		       enough, 100 * c->with_enough, all, 100 * c->best, cached >= c->enough / 10 * 9 ? "; more would change little" : "");
+		if (bytes && !strcmp(json_string_value(json_object_get(v, "primarycache")) ?: "", "all"))
+			printf("%s: primarycache=metadata instead of all would lose these %.0f %% and free %s\n", name, 100 * share, has);
+	}
+}
+
+/* The file at the bottom of a volume, as `status` shows it; NULL if it is none. */
+static json_t *bottom_file(json_t *disk)
+{
+	while (json_is_object(json_object_get(disk, "file")))
+		disk = json_object_get(disk, "file");
+	return !strcmp(json_string_value(json_object_get(disk, "driver")) ?: "", "file") ? disk : NULL;
+}
+
+/* What lies under the image caches as well: the page cache if it was not opened with O_DIRECT, and ZFS's ARC in any case. */
+static void print_double(const char *name, json_t *status)
+{
+	json_t *v, *file;
+	size_t i;
+
+	json_array_foreach(json_object_get(status, "volumes"), i, v) {
+		if (strcmp(json_string_value(json_object_get(v, "name")) ?: "", name))
+			continue;
+		file = bottom_file(json_object_get(v, "disk"));
+		if (!file)
+			return;
+		if (json_is_false(json_object_get(file, "o_direct")))
+			printf("%s: its image is read through the host's page cache, which keeps the same data once more; --cache none avoids that, or "
+			       "primarycache=metadata here\n", name);
+		if (!strcmp(json_string_value(json_object_get(file, "file_system")) ?: "", "zfs"))
+			printf("%s: its image lies on ZFS, whose ARC keeps the same data once more; zfs set primarycache=metadata on its dataset, or "
+			       "primarycache=metadata here\n", name);
 	}
 }
 
@@ -71,9 +105,11 @@ int cli_advise(int argc, char **argv)
 {
 	struct err err = ERR_INIT;
 	bool json = false;
-	const struct cli_opt opts[] = { CLI_FLAG("json", 'j', &json), CLI_END };
+	const char *plot = NULL;
+	const struct cli_opt opts[] = { CLI_FLAG("json", 'j', &json), CLI_STR("plot", 0, "FILE", &plot), CLI_END };
 	const char *path = cli_parse("advise", opts, "CONTROL", argc, argv)[0], *name;
 	json_t *stats = ask_server(path, json_pack("{s:s}", "command", "stats"), &err), *v, *out = json_object();
+	json_t *status = stats && !json ? ask_server(path, json_pack("{s:s}", "command", "status"), &err) : NULL;
 	int ret = 0;
 
 	if (stats && !json_is_object(json_object_get(stats, "cache")))
@@ -88,18 +124,22 @@ int cli_advise(int argc, char **argv)
 		if (!obj)
 			break;
 		take_curve(obj, &c);
-		if (json)
-			json_object_set(out, name, obj);
-		else
+		json_object_set(out, name, obj);
+		if (!json) {
 			print_advice(name, v, (uint64_t)json_integer_value(json_object_get(json_object_get(stats, "cache"), "block")), &c);
+			print_double(name, status);
+		}
 		json_decref(obj);
 	}
+	if (!err.code && plot)
+		advise_plot(plot, out, &err);
 	if (err.code) {
 		ret = cli_fail("advise", &err);
 	} else if (json) {
 		json_dumpf(out, stdout, JSON_COMPACT);
 		putchar('\n');
 	}
+	json_decref(status);
 	json_decref(stats);
 	json_decref(out);
 	return ret;

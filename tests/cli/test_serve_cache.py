@@ -6,12 +6,15 @@ usage: test_serve_cache.py WEIR
 """
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
+import xml.etree.ElementTree
 
 from harness import *
 from harness import require as check
@@ -130,6 +133,84 @@ def stat_and_advise():
     s.end()
 
 
+def metrics(text):
+    """Each line of the text format as {(name, labels): value}; every family has its HELP and TYPE, once, before its samples."""
+    values, types = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            check(name not in types and kind in ("counter", "gauge"), line)
+            check((kind == "counter") == name.endswith("_total"), line)
+            types[name] = kind
+        elif not line.startswith("# HELP "):
+            m = re.fullmatch(r"([a-z0-9_]+)(?:\{(.*)\})? (\S+)", line)
+            check(m and m[1] in types, f"a sample of a family that was announced: {line}")
+            check((m[1], m[2]) not in values, line)
+            values[m[1], m[2]] = float(m[3])
+    return values
+
+
+def prometheus_says_what_was_read():
+    s = Serve("--cache-size", "20M")
+    s.read_all()
+    s.read_all()
+    p = subprocess.run([WEIR, "stat", "--prometheus", s.control], capture_output=True, text=True, timeout=30, check=True)
+    m = metrics(p.stdout)
+    data = 'volume="a.raw",class="data"'
+    v = s.stats()["volumes"]["a.raw"]["data"]
+    for name in ("reads", "hits", "joined", "misses", "evicted"):
+        check(m[f"weir_cache_{name}_total", data] == v[name], f"{name}: the same figure")
+    check(m["weir_cache_reads_total", data] == 2 * 16 * MIB // 4096, "as many blocks as the client has read")
+    check(m["weir_volume_bytes_total", 'volume="a.raw",op="read"'] >= 2 * 16 * MIB, "as many bytes")
+    check(m["weir_cache_hits_total", data] + m["weir_cache_joined_total", data] + m["weir_cache_misses_total", data] == m["weir_cache_reads_total", data],
+          "each block hits, is joined or misses")
+    check(m["weir_cache_size_bytes", None] == 20 * MIB, "its size")
+    s.end()
+
+
+def curves_are_drawn():
+    s = Serve("--cache-size", "20M")
+    s.read_all()
+    s.read_all()
+    picture = os.path.join(s.dir, "curves.svg")
+    p = subprocess.run([WEIR, "advise", "--plot", picture, s.control], capture_output=True, text=True, timeout=30, check=True)
+    check("primarycache=metadata instead of all would lose" in p.stdout, p.stdout)
+    root = xml.etree.ElementTree.parse(picture).getroot()
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    check(root.tag.endswith("svg") and len(lines) == 1 and len(lines[0].get("points").split()) > 20, "a picture with a line for the volume")
+    p = subprocess.run([WEIR, "advise", "--plot", "/nonexistent/x", s.control], capture_output=True, text=True, timeout=30, check=False)
+    check(p.returncode == 1 and p.stderr.count("\n") == 1, p.stderr)
+    s.end()
+    s = Serve("--cache-size", "20M", "--cache", "writeback")
+    p = subprocess.run([WEIR, "advise", s.control], capture_output=True, text=True, timeout=30, check=True)
+    check("host's page cache" in p.stdout, "data that is cached twice is named: " + p.stdout)
+    s.end()
+
+
+def it_gives_way_to_memory_pressure():
+    with tempfile.NamedTemporaryFile("w+") as f:
+        def say(total):
+            f.seek(0)
+            f.write(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n")
+            f.flush()
+
+        say(1000000)
+        os.environ["WEIR_PRESSURE_FILE"] = f.name
+        s = Serve("--cache-size", "20M")
+        del os.environ["WEIR_PRESSURE_FILE"]
+        s.read_all()
+        before = s.stats()
+        total, steps = 1000000, 0
+        while s.stats()["size"] > 16 * MIB and steps < 300:
+            total, steps = total + 200000, steps + 1
+            say(total)
+            time.sleep(0.1)
+        after = s.stats()
+        check(before["size"] == 20 * MIB and after["size"] == 15 * MIB and after["memory"] <= 15 * MIB, f"smaller: {after['size']} {after['memory']}")
+        s.read_all()
+        s.end()
+
+
 def tables_of_a_format_are_metadata():
     def disk(folder):
         image = os.path.join(folder, "b.qcow2")
@@ -172,4 +253,5 @@ def without():
 
 
 need("nbdcopy")
-sys.exit(run_tests([figures_and_settings, stat_and_advise, tables_of_a_format_are_metadata, without]))
+sys.exit(run_tests([figures_and_settings, stat_and_advise, prometheus_says_what_was_read, curves_are_drawn, it_gives_way_to_memory_pressure,
+                    tables_of_a_format_are_metadata, without]))
