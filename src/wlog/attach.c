@@ -519,10 +519,14 @@ static co_fn int co_drain(struct wlog_volume *v, void (*progress)(void *, uint64
 			  uint64_t total, const bool *cancel)
 {
 	uint64_t failures = v->failures, mine = left_to_drain(v);
-	int r = co_wl_commit_upto(v->w, v->last_seq);
+	int r = 0;
 
 	v->draining++;
-	while (r == 0 && (v->map.entries || v->fresh.entries || !list_empty(&v->fifo))) {
+	for (;;) {
+		/* What is brought forward just now is no longer needed when it is applied, and back in the map all the same. */
+		r = co_wl_commit_upto(v->w, v->last_seq);
+		if (r < 0 || !(is_dirty(v) || v->fresh.entries))
+			break;
 		if (cancel && *cancel)
 			r = -ECANCELED;
 		else if (v->w->failed || v->damaged || v->failures != failures || v->stop || !v->running)

@@ -241,6 +241,8 @@ static co_fn void co_layer_close(struct disk *d)
 		co_queue_wait(&v->destage_done, "the destager to stop");
 	/* Nobody attaches it again before its layer is gone. */
 	co_mutex_lock(&w->attach_lock);
+	/* A copy that was appended before its original was in the image makes the volume dirty once more. */
+	co_wl_commit_upto(w, v->last_seq);
 	bool clean = v->map.entries == 0 && v->fresh.entries == 0 && !w->failed;
 
 	v->attached = false;

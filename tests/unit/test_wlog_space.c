@@ -568,6 +568,99 @@ static void a_log_that_was_full_once_is_calm_again_afterwards(void)
 	env_run(&(struct env_config){ .image_size = 8 << 20 }, co_full_then_calm);
 }
 
+/* --- Copies in flight --- */
+
+/*
+ * What the cleaner does for a volume whose data pins the tail, at the one moment that matters: the destager has written the piece and flushes the
+ * image, so the piece is about to leave the map, and its copy is in the open batch.
+ */
+static co_fn void co_copy_late(void *arg)
+{
+	struct env *e = arg;
+	struct wlog_volume *v = volume(e, 0);
+	uint64_t flushes = powercut_dev_counters(e->image[0])->ops[DISK_OP_FLUSH];
+	uint8_t data[ENV_BLOCK];
+	struct wl_entry *p;
+
+	while (powercut_dev_counters(e->image[0])->ops[DISK_OP_FLUSH] == flushes)
+		co_sleep_ns(10000);
+	p = wl_map_find(&v->map, 0);
+	CHECK(p && p->off == 100 * ENV_BLOCK && p->len == ENV_BLOCK);
+	CHECK_EQ(co_wl_read_piece(e->w, p->batch, p, p->off, p->len, data), 0);
+	CHECK_EQ(wl_append_copy(v, p, p->off, p->len, data), 0);
+}
+
+static co_fn void co_one_dirty_block(struct env *e)
+{
+	co_put(e, 0, 100, 1, 7);
+	co_flush(e, 0);
+	CHECK_EQ(co_spawn("cleaner", co_copy_late, e), 0);
+}
+
+static co_fn void co_copy_and_resize(struct env *e)
+{
+	co_env_start(e, 2, NULL);
+	co_one_dirty_block(e);
+	/* The copy lies behind the new end. */
+	CHECK_EQ(co_disk_resize(e->vol[0], 64 * ENV_BLOCK, NULL), 0);
+	CHECK_EQ(volume(e, 0)->map.entries, 0);
+	CHECK_EQ(co_wlog_commit(e->w), 0);
+	co_put(e, 0, 1, 1, 8);
+	co_flush(e, 0);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void a_copy_under_way_does_not_outlive_a_resize(void)
+{
+	env_run(&(struct env_config){ .log.no_destage = true, .image_dev.latency_ns = 5 * MS }, co_copy_and_resize);
+}
+
+static co_fn void co_copy_and_drain(struct env *e)
+{
+	co_env_start(e, 2, NULL);
+	co_one_dirty_block(e);
+	CHECK_EQ(co_wlog_drain(e->w, NULL, NULL, NULL), 0);
+	CHECK_EQ(co_wlog_commit(e->w), 0);
+	CHECK_EQ(volume(e, 0)->map.entries, 0);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void what_was_drained_stays_drained(void)
+{
+	env_run(&(struct env_config){ .log.no_destage = true, .image_dev.latency_ns = 5 * MS }, co_copy_and_drain);
+}
+
+static co_fn void co_copy_and_detach(struct env *e)
+{
+	char mark[DISK_MARK_MAX + 1];
+	struct disk *image;
+	uint64_t flushes;
+
+	co_env_start(e, 2, NULL);
+	flushes = powercut_dev_counters(e->image[0])->ops[DISK_OP_FLUSH];
+	co_one_dirty_block(e);
+	e->w->draining++;	/* a drain that is cut short by the end */
+	wl_destage_kick(volume(e, 0));
+	while (powercut_dev_counters(e->image[0])->ops[DISK_OP_FLUSH] == flushes)
+		co_sleep_ns(1000);
+	co_env_detach(e, 0);
+	co_sleep_ns(2 * SEC);
+	/* Dirty, and then marked; or clean, and then without a mark. */
+	image = env_open_dev(e->image[0]);
+	CHECK_EQ(co_disk_mark_get(image, mark, sizeof(mark)), 0);
+	co_disk_close(image);
+	CHECK_EQ(e->w->by_slot[0]->map.entries > 0, mark[0] != 0);
+	e->w->draining--;
+	co_env_attach(e, 0, NULL);
+	EXPECT_BLOCKS(e, 0, 100, 1, 7);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void a_volume_that_is_detached_clean_stays_clean(void)
+{
+	env_run(&(struct env_config){ .log.no_destage = true, .image_dev.latency_ns = 5 * MS }, co_copy_and_detach);
+}
+
 int main(int argc, char **argv)
 {
 	log_set_level(LOG_NONE);
@@ -585,5 +678,8 @@ int main(int argc, char **argv)
 	TEST(a_large_request_is_not_starved_by_small_ones);
 	TEST(the_throttle_rises_smoothly_from_the_watermark);
 	TEST(a_log_that_was_full_once_is_calm_again_afterwards);
+	TEST(a_copy_under_way_does_not_outlive_a_resize);
+	TEST(what_was_drained_stays_drained);
+	TEST(a_volume_that_is_detached_clean_stays_clean);
 	return 0;
 }
