@@ -74,6 +74,18 @@ def a_snapshot_is_copied():
     check("nothing is left of a copy that failed", not [f for f in os.listdir(".") if f.startswith("x.raw")], os.listdir("."))
 
 
+def what_gets_smaller_is_compressed():
+    rng = random.Random(1)
+    noise = rng.randbytes(65536)
+    parts = [noise, bytes(range(256)) * 256, noise[:4000] * 17, b"text, " * 12000, noise[:32768] + bytes(32768), bytes(b & 63 for b in noise)]
+    with open("s.raw", "wb") as f:
+        f.write(b"".join(p[:65536] for p in parts))
+    weir("convert", "-q", "-c", "s.raw", "s.qcow2")
+    equal("s.raw", "s.qcow2", "-f", "raw", "-F", "qcow2")
+    c = weir_check("s.qcow2")[1]
+    check("all but the noise", c["compressed-clusters"] == len(parts) - 1, c)
+
+
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(run_tests([only_what_differs_from_the_backing_file_is_written, a_snapshot_is_copied], folders=True))
+    sys.exit(run_tests([only_what_differs_from_the_backing_file_is_written, a_snapshot_is_copied, what_gets_smaller_is_compressed], folders=True))
