@@ -5,12 +5,15 @@
  *	qcow2_tools snapshot [SEEDS]    create, apply, delete: each runs once; at each of its writes the power supply is forked as a cut would leave it, and each
  *	                                fork has no damage and is the old state or the new one, whole: contents, snapshots, and their contents
  *	qcow2_tools repair [SEEDS]      refcounts, flags and blocks are damaged; a repair that is cut at any write and started again repairs all, and loses no data
+ *	qcow2_tools make [SEEDS]        an image is created over an older one, and filled with compressed clusters; a cut at any write leaves the older one whole, no
+ *	                                image, an empty one, or the new one
  *	qcow2_tools error [SEEDS]       the n-th I/O of a snapshot operation fails: the old state or the new one, no damage
  */
 #include <errno.h>
 
 #include "backend/fault.h"
 #include "format/qcow2/create.h"
+#include "format/qcow2/pack.h"
 #include "format/qcow2/qcow2.h"
 #include "format/qcow2/tools.h"
 #include "lib/test.h"
@@ -24,7 +27,7 @@
 #define MAX_SNAPSHOTS 4
 #define MAX_FORKS 300
 
-enum mode { SNAPSHOT, REPAIR, ERROR };
+enum mode { SNAPSHOT, REPAIR, ERROR, MAKE };
 
 /* What an image holds: a number for each sector. */
 struct contents {
@@ -399,11 +402,123 @@ static co_fn void co_repair_step(void)
 	}
 }
 
+/* --- Making --- */
+
+static co_fn bool co_is_image(struct powercut *p)
+{
+	struct disk *file = co_device(p);
+	uint8_t head[4] = { 0 };
+	int rc = file->size >= sizeof(head) ? co_disk_read(file, 0, head, sizeof(head), 0) : 0;
+
+	co_disk_close(file);
+	return !rc && get_be32(head) == QCOW2_MAGIC;
+}
+
+/* An image that is there is whole, and one of the three. */
+static co_fn void co_made(struct powercut *p, unsigned io)
+{
+	struct contents empty = { .sectors = w.new.disk.sectors };
+	uint64_t leaks;
+	char text[320];
+	unsigned at;
+
+	checked++;
+	if (!co_is_image(p)) {
+		if (io == UINT32_MAX)
+			fail("the image that was made is not there");
+		return;
+	}
+	if (co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)))
+		fail("damage after a cut at write %u: %s", io, text);
+	if (!co_holds(p, &w.new.disk, &at) && (io == UINT32_MAX || (!co_holds(p, &empty, &at) && !co_holds(p, &w.old.disk, &at))))
+		fail("after a cut at write %u it is neither the old image, nor empty, nor the new one", io);
+}
+
+/* Sectors that deflate makes smaller, and some that it does not. */
+static void fill_cluster(uint8_t *buf, uint64_t off, uint64_t len)
+{
+	for (uint64_t at = 0; at < len; at += SECTOR) {
+		w.new.disk.sector[(off + at) / SECTOR] = ++w.value;
+		fill(buf + at, w.value);
+	}
+}
+
+static co_fn int co_pack(struct disk *file, struct err *err)
+{
+	struct qcow2_packer *packer;
+	uint64_t cs = w.create.cluster_size;
+	uint8_t *buf = malloc(cs);
+	int rc = co_qcow2_pack_begin(&packer, file, &w.create, 2, err), end;
+
+	for (uint64_t off = 0, n; off < w.create.size && !rc; off += n) {
+		n = min(cs, w.create.size - off);
+		if (rng_below(&w.rng, 3))
+			continue;
+		fill_cluster(buf, off, n);
+		rc = co_qcow2_pack_write(packer, off, buf, n);
+		if (rc)
+			fail("a compressed write fails");
+	}
+	free(buf);
+	if (rc)
+		return rc;
+	end = co_qcow2_pack_end(packer, true, err);
+	return end;
+}
+
+static co_fn void co_make_step(bool pack)
+{
+	struct disk *file = co_device(w.p);
+	struct err err = ERR_INIT;
+	int rc;
+
+	w.new.disk = (struct contents){ .sectors = (unsigned)(w.create.size / SECTOR) };
+	w.ios = w.nforks = 0;
+	w.every = 1 + (unsigned)rng_below(&w.rng, 3);
+	powercut_set_hook(w.p, on_io, NULL);
+	rc = pack ? co_pack(file, &err) : co_qcow2_create(file, NULL, &w.create, &err);
+	powercut_set_hook(w.p, NULL, NULL);
+	co_disk_close(file);
+	if (rc)
+		fail("it cannot be made: %s", err.msg);
+	for (unsigned i = 0; i < w.nforks; i++) {
+		co_made(w.fork[i], i * w.every + 1);
+		powercut_destroy(w.fork[i]);
+	}
+	w.fork[0] = powercut_fork(w.p, rng_u64(&w.rng));
+	co_made(w.fork[0], UINT32_MAX);
+	powercut_destroy(w.fork[0]);
+	w.old = w.new;
+}
+
+static co_fn void co_make(void)
+{
+	for (uint64_t n = 2 + rng_below(&w.rng, 3); n; n--) {
+		/* Another layout each time, on the same device. */
+		w.create.size = SECTOR * (64 + rng_below(&w.rng, MAX_SECTORS - 64));
+		w.create.cluster_size = max(w.create.cluster_size >> rng_below(&w.rng, 2), w.create.ext_l2 ? 16384ull : 512ull);
+		w.create.prealloc = QCOW2_PREALLOC_OFF;
+		if (rng_below(&w.rng, 2)) {
+			co_make_step(true);
+			continue;
+		}
+		w.create.prealloc = rng_below(&w.rng, 2) ? QCOW2_PREALLOC_METADATA : QCOW2_PREALLOC_OFF;
+		co_make_step(false);
+		w.create.prealloc = QCOW2_PREALLOC_OFF;
+		co_write_some(w.p, &w.old.disk);
+	}
+}
+
 static co_fn void co_main(void *arg)
 {
 	struct disk *file = co_device(w.p);
 	struct err err = ERR_INIT;
 
+	if (w.mode == MAKE) {
+		co_disk_close(file);
+		co_make();
+		return;
+	}
 	if (co_qcow2_create(file, NULL, &w.create, &err))
 		fail("it cannot be created: %s", err.msg);
 	co_disk_close(file);
@@ -438,18 +553,18 @@ static void one_seed(struct rt *rt, enum mode mode, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-	static const char *const modes[] = { "snapshot", "repair", "error" };
+	static const char *const modes[] = { "snapshot", "repair", "error", "make" };
 	static struct rt_config config = { .coroutines = 64 };
 	uint64_t seed = test_seed(), seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 20;
 	struct rt_bufpool *bufs;
 	struct rt *rt;
 	int mode = -1;
 
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		if (argc > 1 && !strcmp(argv[1], modes[i]))
 			mode = i;
 	if (mode < 0)
-		test_fail("usage: qcow2_tools snapshot|repair|error [SEEDS]");
+		test_fail("usage: qcow2_tools snapshot|repair|error|make [SEEDS]");
 	CHECK(!rt_create_sim(&config, seed, &rt, NULL));
 	CHECK(!rt_bufpool_create(rt, 64 << 20, &bufs, NULL));
 	rt_set_bufs(rt, bufs);

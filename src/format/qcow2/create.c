@@ -5,7 +5,8 @@
  * The layout: header, refcount table, refcount blocks, L1 table, and with preallocation L2 tables and data clusters, each as one run. The refcount
  * table has room for the whole image fully allocated, so that a writer does not have to move it soon.
  *
- * Invariant: the header is written last, after a flush: a file whose creation was cut short is no qcow2 image.
+ * Invariant: what was there is no image any more, on stable media, before anything else is written; the header's first sector is written last, after
+ * a flush. So a file whose creation was cut short is the old image, or none.
  */
 #include "format/qcow2/create.h"
 
@@ -14,10 +15,12 @@
 #include <stdlib.h>
 
 #include "blk/disk.h"
+#include "util/bytes.h"
 #include "util/err.h"
 #include "util/opts.h"
 
 #define BUF (1u << 20)		/* at least a table; larger ones are one cluster */
+#define SECTOR 512u
 #define ZERO_STEP (64ull << 20)
 
 /* --- Options --- */
@@ -135,7 +138,7 @@ struct create {
 	struct qcow2_geo g;
 	uint64_t rt, rb, l1, l2, host;		/* clusters of each kind; host: data clusters in the image itself */
 	uint64_t rb_at, l1_at, l2_at, host_at, end;	/* cluster numbers */
-	uint8_t *buf;
+	uint8_t *buf, *head;
 	size_t buf_size;
 };
 
@@ -263,6 +266,22 @@ static co_fn int co_write_full(struct create *y, struct disk *d, uint64_t off, u
 	return 0;
 }
 
+/* What the place held before shows nowhere. */
+static co_fn int co_make_zero(struct create *y, struct disk *d, uint64_t off, uint64_t end, struct err *err)
+{
+	struct disk_extent e;
+	int rc;
+
+	for (; off < end; off += e.len) {
+		rc = stopped(y) ? -ECANCELED : co_disk_extent(d, off, min(end - off, ZERO_STEP), &e);
+		if (!rc && !e.zero)
+			rc = co_disk_zero(d, off, e.len, DISK_UNMAP);
+		if (rc)
+			return write_error(y, d, rc, err);
+	}
+	return 0;
+}
+
 /* Space for the data clusters. */
 static co_fn int co_preallocate(struct create *y, struct err *err)
 {
@@ -271,6 +290,8 @@ static co_fn int co_preallocate(struct create *y, struct err *err)
 
 	if (y->c->prealloc == QCOW2_PREALLOC_FULL)
 		return co_write_full(y, d, off, end, err);
+	if (y->c->prealloc == QCOW2_PREALLOC_METADATA)
+		return co_make_zero(y, d, off, end, err);
 	for (; y->c->prealloc == QCOW2_PREALLOC_FALLOC && off < end; off += n) {
 		int rc;
 
@@ -295,7 +316,8 @@ static int add_names(struct qcow2_header *h, const struct qcow2_create *c)
 	return c->version >= 3 ? qcow2_header_add_feature_names(h) : 0;
 }
 
-static co_fn int co_write_header(struct create *y, struct err *err)
+/* The header in y->head, of a cluster. */
+static int make_header(struct create *y, struct err *err)
 {
 	const struct qcow2_create *c = y->c;
 	struct qcow2_header h = {
@@ -309,23 +331,32 @@ static co_fn int co_write_header(struct create *y, struct err *err)
 	};
 	int rc = add_names(&h, c);
 
-	rc = rc ? err_errno(err, rc, "%s", y->file->name) : 0;
+	y->head = aligned_alloc(4096, max(y->g.cluster_size, 4096u));
+	rc = rc || !y->head ? err_errno(err, rc ? rc : -ENOMEM, "%s", y->file->name) : 0;
 	if (!rc) {
-		rc = qcow2_header_serialise(&h, y->buf, y->file->name, err);
+		rc = qcow2_header_serialise(&h, y->head, y->file->name, err);
 		/* The names of features are a courtesy: small clusters have no room for them. */
 		if (rc == -ENOSPC && h.next) {
 			free(h.ext[--h.next].data);
 			err_clear(err);
-			rc = qcow2_header_serialise(&h, y->buf, y->file->name, err);
+			rc = qcow2_header_serialise(&h, y->head, y->file->name, err);
 		}
 	}
 	qcow2_header_fini(&h);
-	if (rc)
+	return rc;
+}
+
+/* What was an image is none while its clusters are overwritten. */
+static co_fn int co_clear_old(struct create *y)
+{
+	uint8_t head[SECTOR];
+	int rc = co_disk_read(y->file, 0, head, sizeof(head), 0);
+
+	if (rc || bytes_are_zero(head, sizeof(head)))
 		return rc;
-	rc = co_disk_write(y->file, 0, y->buf, y->g.cluster_size, 0);
-	if (!rc)
-		rc = co_disk_flush(y->file);
-	return rc ? write_error(y, y->file, rc, err) : 0;
+	memset(head, 0, sizeof(head));
+	rc = co_disk_write(y->file, 0, head, sizeof(head), 0);
+	return rc ? rc : co_disk_flush(y->file);
 }
 
 /* Room for the image: a file gets it, a device must have it. */
@@ -348,12 +379,13 @@ static co_fn int co_make_room(struct create *y, struct err *err)
 
 static co_fn int co_fill(struct create *y, struct err *err)
 {
-	uint8_t zero[512] = { 0 };
 	int rc = co_make_room(y, err);
 
+	if (!rc)
+		rc = make_header(y, err);
 	if (rc)
 		return rc;
-	rc = co_disk_write(y->file, 0, zero, sizeof(zero), 0);
+	rc = co_clear_old(y);
 	if (rc)
 		return write_error(y, y->file, rc, err);
 	rc = co_write_run(y, 1, y->rt, fill_rt, err);
@@ -370,8 +402,16 @@ static co_fn int co_fill(struct create *y, struct err *err)
 	rc = y->data ? co_disk_flush(y->data) : 0;
 	if (rc)
 		return write_error(y, y->data, rc, err);
-	rc = co_disk_flush(y->file);
-	return rc ? write_error(y, y->file, rc, err) : co_write_header(y, err);
+	/* The first sector makes it an image: the rest of the header, and everything else, is stable before. */
+	if (y->g.cluster_size > SECTOR)
+		rc = co_disk_write(y->file, SECTOR, y->head + SECTOR, y->g.cluster_size - SECTOR, 0);
+	if (!rc)
+		rc = co_disk_flush(y->file);
+	if (!rc)
+		rc = co_disk_write(y->file, 0, y->head, SECTOR, 0);
+	if (!rc)
+		rc = co_disk_flush(y->file);
+	return rc ? write_error(y, y->file, rc, err) : 0;
 }
 
 co_fn int co_qcow2_create(struct disk *file, struct disk *data, const struct qcow2_create *c, struct err *err)
@@ -389,5 +429,6 @@ co_fn int co_qcow2_create(struct disk *file, struct disk *data, const struct qco
 		return err_errno(err, -ENOMEM, "%s", file->name);
 	rc = co_fill(&y, err);
 	free(y.buf);
+	free(y.head);
 	return rc;
 }
