@@ -140,18 +140,26 @@ static const char *wall_text(uint64_t wall_ns, char *buf, size_t size)
 	return buf;
 }
 
+bool log_is_dirty(const struct wlog_volume_info *v)
+{
+	return v->dirty_bytes || v->dirty_since_wall_ns;
+}
+
 const char *log_dirty_text(const struct wlog_volume_info *v, char *buf, size_t size)
 {
 	uint64_t now = rt_wall_ns();
 	char amount[16], age[16], since[32];
 
-	if (!v->dirty_bytes)
+	if (v->dirty_bytes)
+		size_format(v->dirty_bytes, amount);
+	else
+		strcpy(amount, "zeroes");	/* or what a discard left, which takes no room in the log */
+	if (!log_is_dirty(v))
 		snprintf(buf, size, "clean");
 	else if (!v->dirty_since_wall_ns)
-		snprintf(buf, size, "%s dirty", size_format(v->dirty_bytes, amount));
+		snprintf(buf, size, "%s dirty", amount);
 	else
-		snprintf(buf, size, "%s dirty since %s (%s ago)", size_format(v->dirty_bytes, amount),
-			 wall_text(v->dirty_since_wall_ns, since, sizeof(since)),
+		snprintf(buf, size, "%s dirty since %s (%s ago)", amount, wall_text(v->dirty_since_wall_ns, since, sizeof(since)),
 			 duration_format(now > v->dirty_since_wall_ns ? now - v->dirty_since_wall_ns : 0, age));
 	return buf;
 }

@@ -33,6 +33,8 @@ co_fn int co_log_job_close(struct log_job *job);
 /* `name` is "" for any: -ENOENT with a message if the log has no such volume. */
 int log_job_find_volume(struct log_job *job, const char *name, struct err *err);
 
+/* Also where nothing is dirty but zeroes, which count no bytes. */
+bool log_is_dirty(const struct wlog_volume_info *v);
 /* "12.3 MiB dirty since 2026-11-30 10:12:01 (5 h ago)" */
 const char *log_dirty_text(const struct wlog_volume_info *v, char *buf, size_t size);
 /* A bar on a terminal, nothing elsewhere. `arg` is the verb. */

@@ -32,7 +32,7 @@ static int list_dirty(struct log_job *job, struct wlog_volume_info v[static WLOG
 	if (ret)
 		return ret;
 	for (unsigned i = 0; n < WLOG_MAX_VOLUMES && !wlog_get_volume(job->log, i, &v[n]); i++)
-		if (v[n].dirty_bytes && is_chosen(a, &v[n]))
+		if (log_is_dirty(&v[n]) && is_chosen(a, &v[n]))
 			n++;
 	if (!n)
 		printf("%s: nothing is dirty\n", job->device[0]);
@@ -96,7 +96,7 @@ static co_fn int co_drain_one(struct log_job *job, const struct wlog_volume_info
 		err_set(err, ret, "volume %s: the image %s could not be written, or a record of the log is damaged (said above); what is not in "
 			"the image yet stays in the log. See `weir log check`; --ignore-damage writes all but what is damaged", v->name, v->image);
 	else
-		printf("%s: %s written to %s\n", v->name, size_format(v->dirty_bytes, amount), image_of(job->arg, v));
+		printf("%s: %s written to %s\n", v->name, v->dirty_bytes ? size_format(v->dirty_bytes, amount) : "zeroes", image_of(job->arg, v));
 	co_disk_close(volume);
 	return ret;
 }

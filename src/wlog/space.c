@@ -237,11 +237,10 @@ static bool worth_cleaning(struct wlog *w)
 		return false;
 	list_for_each(&w->volumes, l) {
 		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
-		uint64_t d = wl_dirty_bytes(v) + v->fresh_bytes;
 
-		dirty += d;
-		/* A volume that waits for room counts though it holds nothing. */
-		volumes += d > 0 || v->attached;
+		dirty += wl_dirty_bytes(v) + v->fresh_bytes;
+		/* Zeroes pin the tail though they take no bytes; and a volume that waits for room counts though it holds nothing. */
+		volumes += share_held(v, ENTRIES) > 0 || v->attached;
 	}
 	return volumes > 1 && dirty < w->seg_bytes - w->seg_bytes / 8;
 }

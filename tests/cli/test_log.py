@@ -169,6 +169,25 @@ def test_dirty():
     check("nothing is dirty after a drain", "nothing is dirty" in works("drain", "a.log"))
 
 
+def test_dirty_zeroes():
+    """Zeroes take no room in the log, and are as dirty as data."""
+    with open("vm.raw", "r+b") as f:
+        f.write(b"x" * MIB)
+    s = Server("vm.raw", "--name", "vm", "--log", "a.log")
+    h = nbd.NBD()
+    h.set_export_name("vm")
+    h.connect_unix("sock")
+    h.zero(65536, 4096)
+    h.flush()
+    s.end(signal.SIGKILL)
+    check("status shows that zeroes are dirty", "zeroes dirty since" in works("status", "a.log"))
+    refused(["nothing was dropped", "--force"], "discard", "a.log", same=["a.log"])
+    works("drain", "a.log")
+    with open("vm.raw", "rb") as f:
+        check("a drained image holds the zeroes", f.read(MIB) == b"x" * 4096 + bytes(65536) + b"x" * (MIB - 65536 - 4096))
+    check("nothing is dirty after the zeroes were drained", "nothing is dirty" in works("drain", "a.log"))
+
+
 def test_discard():
     make_dirty("a.log", "vm.raw")
     listed = log("discard", "a.log")
@@ -240,7 +259,7 @@ with tempfile.TemporaryDirectory(prefix="weir-log-") as top:
     with open("foreign2", "wb") as f:
         f.write(b"another letter")
         f.truncate(64 * MIB)
-    run_tests([test_create, test_reading, test_truncated, test_in_use, test_dirty, test_discard, test_damaged_data,
+    run_tests([test_create, test_reading, test_truncated, test_in_use, test_dirty, test_dirty_zeroes, test_discard, test_damaged_data,
                  test_damaged_header, test_rebuild])
     os.chdir("/")
 sys.exit(status())

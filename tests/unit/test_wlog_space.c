@@ -223,6 +223,39 @@ static void a_volume_that_was_detached_dirty_does_not_stop_the_others(void)
 	env_run(&(struct env_config){ .log_size = WL_FIRST_SEGMENT + (32 * 64 << 10) }, co_detached);
 }
 
+/* Zeroes and discards take no bytes, and pin the tail like everything else. */
+static co_fn void co_detached_zeroes(struct env *e)
+{
+	for (unsigned mode = 0; mode < 4; mode++) {
+		const struct wlog_volume_config vc = { .destage = mode & 1 ? WLOG_DESTAGE_ORDERED : WLOG_DESTAGE_MERGED };
+
+		CHECK_EQ(co_env_try_format(e, true), 0);
+		co_env_open(e);
+		co_env_attach(e, 0, &vc);
+		co_put(e, 0, 0, HELD, 1);
+		CHECK_EQ(co_wlog_drain(e->w, NULL, NULL, NULL), 0);
+		powercut_dev_fail(e->image[0], -EIO);
+		CHECK_EQ(co_disk_zero(e->vol[0], 4 * ENV_BLOCK, 8 * ENV_BLOCK, mode & 2 ? DISK_UNMAP : 0), 0);
+		co_flush(e, 0);
+		co_env_detach(e, 0);
+		powercut_dev_fail(e->image[0], 0);
+		co_env_attach(e, 1, NULL);
+		co_write_around(e, HELD);
+		co_env_attach(e, 0, &vc);
+		EXPECT_BLOCKS(e, 0, 0, 4, 1);
+		EXPECT_BLOCKS(e, 0, 4, 8, 0);
+		EXPECT_BLOCKS(e, 0, 12, HELD - 12, 1);
+		CHECK_EQ(co_wlog_drain(e->w, NULL, NULL, NULL), 0);
+		CHECK_EQ(env_image(e, 0, 5), 0);
+		CHECK_EQ(co_env_close(e), 0);
+	}
+}
+
+static void a_volume_that_was_detached_with_zeroes_only_does_not_stop_the_others(void)
+{
+	env_run(&(struct env_config){ .log_size = WL_FIRST_SEGMENT + (32 * 64 << 10) }, co_detached_zeroes);
+}
+
 static co_fn void co_unattached(struct env *e)
 {
 	for (unsigned mode = 0; mode < 4; mode++) {
@@ -669,6 +702,7 @@ int main(int argc, char **argv)
 	TEST(what_does_not_fit_memory_is_read_from_the_log_and_verified);
 	TEST(what_nobody_flushes_is_committed_and_destaged_soon);
 	TEST(a_volume_that_was_detached_dirty_does_not_stop_the_others);
+	TEST(a_volume_that_was_detached_with_zeroes_only_does_not_stop_the_others);
 	TEST(a_volume_that_nobody_attached_yet_does_not_stop_the_others);
 	TEST(a_rotten_record_does_not_stop_the_others);
 	TEST(stalled_images_stall_only_their_own_volumes);
