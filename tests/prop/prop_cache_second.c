@@ -5,7 +5,8 @@
  * Rounds of work on images and a cache device that share one power supply. A round ends with a clean stop, a killed process, or a power cut at any write; in
  * between other programs change an image, bits of the cache device flip, or it is put back to what it was at some moment of the round. At the begin of
  * each round, while the index is being rebuilt and afterwards, what the cache says must be what the image holds. During the round each worker has blocks of its
- * own, so that it knows what it must read. The device fails and hangs in some rounds; that must not be noticed.
+ * own, so that it knows what it must read. The device fails in some rounds; that must not be noticed. In half of the worlds a write log lies over the cache: then
+ * images change by destage and recovery, and carry marks.
  */
 #include <errno.h>
 
@@ -14,6 +15,7 @@
 #include "rt/buf.h"
 #include "unit/test_rt.h"
 #include "util/rng.h"
+#include "wlog/wlog.h"
 
 #define BLOCK CACHE_BLOCK
 #define VOLUMES 2u
@@ -29,7 +31,9 @@ struct world {
 	struct powercut *power;
 	struct powercut_dev *image[VOLUMES], *dev;
 	struct cache *c;
-	struct disk *top[VOLUMES];
+	struct disk *layer[VOLUMES], *top[VOLUMES];	/* the cache's, and what is worked on */
+	struct powercut_dev *log_dev;	/* NULL: without a log */
+	struct wlog *log;
 	uint8_t model[VOLUMES][BLOCKS][BLOCK];
 	unsigned running, rounds;
 	uint64_t seed;
@@ -116,7 +120,7 @@ static co_fn int co_meddle(void *arg)
 	struct world *w = arg;
 
 	while (w->running && !is_off(w)) {
-		struct disk *top = w->top[rng_below(&w->rng, VOLUMES)];
+		struct disk *top = w->layer[rng_below(&w->rng, VOLUMES)];
 
 		co_sleep_ns(1 + rng_below(&w->rng, 8000000));
 		switch (rng_below(&w->rng, 8)) {
@@ -127,6 +131,8 @@ static co_fn int co_meddle(void *arg)
 			cache_set_secondary(top, rng_below(&w->rng, 4) ? CACHE_ALL : CACHE_NONE);
 			break;
 		case 2:
+			if (w->log)
+				break;
 			co_disk_mark_set(top, rng_below(&w->rng, 2) ? "a mark" : "", NULL);
 			break;
 		case 3:
@@ -168,7 +174,8 @@ static co_fn void co_open_all(struct world *w, enum end end)
 		char name[4] = { 'v', (char)('0' + i), 0 };
 
 		CHECK_EQ(powercut_dev_open(w->image[i], &image), 0);
-		CHECK_EQ(co_cache_attach(w->c, name, image, CACHE_ALL, &w->top[i], &err), 0);
+		CHECK_EQ(co_cache_attach(w->c, name, image, CACHE_ALL, &w->layer[i], &err), 0);
+		w->top[i] = w->layer[i];
 	}
 	cache_recompute(w->c);
 	if (end == END_CUT && rng_below(&w->rng, 4))
@@ -196,12 +203,43 @@ static co_fn void co_check_all(struct world *w)
 	w->hits_at_start += w->c->second->count.hits;
 }
 
+/* What the volumes hold then is the log's business, and tested elsewhere. */
+static co_fn void co_open_log(struct world *w)
+{
+	struct wlog_config lc = { .memory = 8 << 20, .destage_delay_ns = 1 + rng_below(&w->rng, 20000000), .destage_parallel = 4 };
+	struct wlog_volume_config vc = { .force_replay = true, .mode = WLOG_MODE_FLUSH };
+	struct err err = ERR_INIT;
+	struct disk *dev;
+	int r;
+
+	if (powercut_dev_open(w->log_dev, &dev))
+		return;
+	r = co_wlog_open(&dev, 1, &lc, &w->log, &err);
+	if (r < 0) {
+		if (!is_off(w))
+			test_fail("log: %s", err.msg);
+		co_disk_close(dev);
+		return;
+	}
+	for (unsigned i = 0; i < VOLUMES; i++) {
+		char name[4] = { 'v', (char)('0' + i), 0 };
+
+		if (co_wlog_attach(w->log, name, w->layer[i], &vc, &w->top[i], &err) < 0 && !is_off(w))
+			test_fail("log: %s", err.msg);
+		if (co_disk_read(w->top[i], 0, w->model[i], sizeof(w->model[i]), 0))
+			CHECK(is_off(w));
+	}
+}
+
 static co_fn void co_close_all(struct world *w)
 {
 	if (rng_below(&w->rng, 2))
 		cache_end(w->c);
 	for (unsigned i = 0; i < VOLUMES; i++)
 		co_disk_close(w->top[i]);
+	if (w->log)
+		co_wlog_close(w->log);
+	w->log = NULL;
 	w->hits += w->c->second->count.hits;
 	w->kept += w->c->second->count.kept;
 	w->touches += w->c->second->count.touches;
@@ -222,6 +260,8 @@ static co_fn void co_round(void *arg)
 	w->faulty = rng_below(&w->rng, 8) == 0;
 	if (rng_below(&w->rng, 3))
 		co_check_all(w);
+	if (w->log_dev && !is_off(w))
+		co_open_log(w);
 	co_group_init(&g);
 	w->running = VOLUMES * WORKERS;
 	for (unsigned i = 0; i < VOLUMES * WORKERS; i++) {
@@ -280,12 +320,20 @@ static co_fn void co_format(void *arg)
 	CHECK_EQ(powercut_dev_open(w->dev, &dev), 0);
 	CHECK_EQ(co_cache_device_format(dev, SEGMENT, &err), 0);
 	co_disk_close(dev);
+	if (!w->log_dev)
+		return;
+	CHECK_EQ(powercut_dev_open(w->log_dev, &dev), 0);
+	CHECK_EQ(co_wlog_format(&dev, 1, &(struct wlog_format_opts){ .segment_size = 64 << 10, .small = true, .no_prewrite = true }, &err), 0);
+	co_disk_close(dev);
 }
 
 static void run_world(struct world *w)
 {
 	struct rt *rt = make_sim(w->seed);
+	struct rt_bufpool *bufs;
 
+	CHECK_EQ(rt_bufpool_create(rt, 32 << 20, &bufs, NULL), 0);
+	rt_set_bufs(rt, bufs);
 	rng_seed(&w->rng, w->seed);
 	w->power = powercut_create(rng_u64(&w->rng));
 	for (unsigned i = 0; i < VOLUMES; i++) {
@@ -295,6 +343,8 @@ static void run_world(struct world *w)
 		w->image[i] = powercut_dev_create(w->power, name, BLOCKS * BLOCK, &pc);
 	}
 	w->dev = powercut_dev_create(w->power, "cache", SECOND_FIRST + (4 + rng_below(&w->rng, 10)) * SEGMENT, NULL);
+	if (w->seed % 2)
+		w->log_dev = powercut_dev_create(w->power, "log", 4 << 20, NULL);
 	CHECK_EQ(rt_run(rt, co_format, w), 0);
 	for (w->rounds = 0; w->rounds < 8; w->rounds++) {
 		CHECK_EQ(rt_run(rt, co_round, w), 0);
@@ -303,6 +353,7 @@ static void run_world(struct world *w)
 	}
 	media_destroy(w->old);
 	powercut_destroy(w->power);
+	rt_bufpool_destroy(bufs);
 	rt_destroy(rt);
 }
 
