@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
+#include "rt/area.h"
 #include "util/bytes.h"
 
 static uint32_t words(uint32_t chunks)
@@ -38,6 +39,9 @@ int mem_init(struct cache_mem *m, void *book, uint32_t chunks, uint32_t block, u
 	if (chunk_bytes >= MEM_CHUNK)
 		madvise(m->base, (uint64_t)chunks * chunk_bytes, MADV_HUGEPAGE);
 	madvise(m->map, m->map_bytes, MADV_DONTDUMP);
+	/* In pieces that are given back as wholes: what the ring knows stays in memory. */
+	if (chunk_bytes % RT_AREA_PIECE == 0 && rt_self())
+		m->area = rt_area_create(rt_self(), m->base, (uint64_t)chunks * chunk_bytes);
 	m->roomy = book;
 	m->chunk = (struct mem_chunk *)(m->roomy + words(chunks));
 	m->owner = (uint32_t *)(m->chunk + chunks);
@@ -46,6 +50,8 @@ int mem_init(struct cache_mem *m, void *book, uint32_t chunks, uint32_t block, u
 
 void mem_fini(struct cache_mem *m)
 {
+	rt_area_destroy(m->area);
+	m->area = NULL;
 	if (m->map)
 		munmap(m->map, m->map_bytes);
 	m->map = NULL;
@@ -148,6 +154,8 @@ void mem_release(struct cache_mem *m, uint32_t keep)
 			keep--;
 			continue;
 		}
+		if (m->area)
+			rt_area_forget(m->area, (uint64_t)i * m->chunk_bytes, m->chunk_bytes);
 		madvise(m->base + (uint64_t)i * m->chunk_bytes, m->chunk_bytes, MADV_DONTNEED);
 		c->mapped = false;
 		m->mapped--;

@@ -13,6 +13,8 @@
 #define MEM_HELD 0x7fffffffu	/* owner of a used slot that no record has (yet) */
 #define MEM_FREE 0x80000000u	/* set in the owner of a free slot */
 
+struct rt_bufpool;
+
 struct mem_chunk {
 	uint32_t used;
 	uint32_t free;		/* the first free slot of the chunk, or MEM_NONE */
@@ -30,6 +32,7 @@ struct cache_mem {
 	struct mem_chunk *chunk;
 	uint32_t *owner;	/* of a used slot: a record, or MEM_HELD. Of a free one: MEM_FREE, and the next free slot of its chunk */
 	uint64_t *roomy;	/* a bit for each mapped chunk with a free slot */
+	struct rt_bufpool *area; /* known to the ring; NULL: not */
 	uint32_t hint;		/* no roomy chunk in a word below */
 };
 

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "rt/area.h"
 #include "rt/buf.h"
 #include "rt/rt_int.h"
 
@@ -28,6 +29,7 @@
 #define PIECE HUGE_PAGE
 #define KEEP PIECE			/* stays when the pool is idle */
 #define FIXED_SLOTS 1024u
+#define FIXED_SPARE 256u		/* for pools: an area takes none of the last ones */
 #define NOT_REGISTERED UINT16_MAX
 #define IDLE_NS 1000000000ull
 
@@ -58,6 +60,7 @@ struct rt_bufpool {
 	uint32_t heads[ORDERS];
 	struct list waiters;
 	struct rt_timer idle;
+	bool area;			/* memory of somebody else's: nothing but `slots` is used */
 };
 
 /* Free lists */
@@ -166,6 +169,8 @@ static int register_piece(struct rt_bufpool *p, size_t piece)
 
 	if (!rt->fixed_free_n && (rt->fixed_tried || !make_fixed_table(rt)))
 		return -1;
+	if (p->area && rt->fixed_free_n <= FIXED_SPARE)
+		return -1;
 	slot = rt->fixed_free[rt->fixed_free_n - 1];
 	if (set_slot(rt, slot, p->base + piece * PIECE, PIECE) < 0) {
 		/* The limit is reached; it would be again. */
@@ -177,17 +182,22 @@ static int register_piece(struct rt_bufpool *p, size_t piece)
 	return slot;
 }
 
-static void unregister_pieces(struct rt_bufpool *p, size_t first)
+static void unregister_range(struct rt_bufpool *p, size_t first, size_t end)
 {
 	struct rt *rt = p->rt;
 
-	for (size_t i = first; i < p->size / PIECE; i++) {
+	for (size_t i = first; i < end; i++) {
 		if (p->slots[i] == NOT_REGISTERED)
 			continue;
 		if (set_slot(rt, p->slots[i], NULL, 0) >= 0)
 			rt->fixed_free[rt->fixed_free_n++] = p->slots[i];
 		p->slots[i] = NOT_REGISTERED;
 	}
+}
+
+static void unregister_pieces(struct rt_bufpool *p, size_t first)
+{
+	unregister_range(p, first, p->size / PIECE);
 }
 
 static bool pool_has(const struct rt_bufpool *p, const char *addr)
@@ -355,4 +365,45 @@ struct rt_bufpool *rt_bufs(void)
 void rt_set_bufs(struct rt *rt, struct rt_bufpool *p)
 {
 	rt->bufs = p;
+}
+
+/* Areas */
+
+static_assert(RT_AREA_PIECE == PIECE, "one table of pieces");
+
+struct rt_bufpool *rt_area_create(struct rt *rt, void *base, uint64_t bytes)
+{
+	struct rt_bufpool *p = rt->sim ? NULL : calloc(1, sizeof(*p));
+
+	if (!p)
+		return NULL;
+	p->rt = rt;
+	p->base = base;
+	p->size = bytes;
+	p->area = true;
+	p->slots = malloc(bytes / PIECE * sizeof(*p->slots));
+	if (!p->slots) {
+		free(p);
+		return NULL;
+	}
+	memset(p->slots, 0xff, bytes / PIECE * sizeof(*p->slots));	/* NOT_REGISTERED */
+	list_add_tail(&rt->pools, &p->node);
+	return p;
+}
+
+void rt_area_forget(struct rt_bufpool *p, uint64_t off, uint64_t len)
+{
+	unregister_range(p, off / PIECE, (off + len) / PIECE);
+}
+
+void rt_area_destroy(struct rt_bufpool *p)
+{
+	if (!p)
+		return;
+	unregister_pieces(p, 0);
+	list_del(&p->node);
+	if (p->rt->last_pool == p)
+		p->rt->last_pool = NULL;
+	free(p->slots);
+	free(p);
 }

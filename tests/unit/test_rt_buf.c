@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "rt/area.h"
 #include "rt/buf.h"
 #include "rt/io.h"
 #include "test_rt.h"
@@ -253,6 +254,45 @@ static void without_locked_memory_transfers_work_the_same(void)
 	CHECK_EQ(status, 0);
 }
 
+/* What the ring has pinned must not be what I/O goes to when the memory behind the address is another. */
+static co_fn void co_use_area(void *arg)
+{
+	uint64_t bytes = 4ull * RT_AREA_PIECE;
+	char *map = mmap(NULL, bytes + RT_AREA_PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *base = (char *)(((uintptr_t)map + RT_AREA_PIECE - 1) & ~(uintptr_t)(RT_AREA_PIECE - 1)), want[4096];
+	struct rt_bufpool *a = rt_area_create(rt_self(), base, bytes);
+	FILE *f = tmpfile();
+	int fd;
+
+	CHECK(map != MAP_FAILED && f && a);
+	fd = fileno(f);
+	for (unsigned round = 0; round < 3; round++) {
+		for (unsigned piece = 0; piece < 4; piece++) {
+			char *at = base + piece * RT_AREA_PIECE + 8192 * round;
+
+			memset(want, (int)(16 * round + piece + 1), sizeof(want));
+			CHECK_EQ(pwrite(fd, want, sizeof(want), 0), sizeof(want));
+			CHECK_EQ(co_io_read(fd, at, sizeof(want), 0), sizeof(want));
+			CHECK(!memcmp(at, want, sizeof(want)));
+			memset(at, 0x77, 4096);
+			CHECK_EQ(co_io_write(fd, at, 4096, 0, 0), 4096);
+			CHECK_EQ(pread(fd, want, sizeof(want), 0), sizeof(want));
+			CHECK(want[0] == 0x77 && want[4095] == 0x77);
+		}
+		rt_area_forget(a, RT_AREA_PIECE, 2ull * RT_AREA_PIECE);
+		CHECK_EQ(madvise(base + RT_AREA_PIECE, 2 * RT_AREA_PIECE, MADV_DONTNEED), 0);
+		CHECK_EQ(base[RT_AREA_PIECE + 8192 * round], 0);
+	}
+	rt_area_destroy(a);
+	fclose(f);
+	munmap(map, bytes + RT_AREA_PIECE);
+}
+
+static void an_area_is_forgotten_before_its_memory_goes(void)
+{
+	on_real(co_use_area, NULL);
+}
+
 int main(void)
 {
 	RUN(a_pool_is_a_power_of_two_of_at_least_one_buffer);
@@ -261,5 +301,6 @@ int main(void)
 	RUN(an_idle_pool_gives_its_memory_back);
 	RUN(transfers_use_the_pools_memory);
 	RUN(without_locked_memory_transfers_work_the_same);
+	RUN(an_area_is_forgotten_before_its_memory_goes);
 	return 0;
 }
