@@ -215,10 +215,10 @@ static int make_memory(struct cache *c, struct second *s, struct err *err)
 	s->map = mmap(NULL, s->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (s->map == MAP_FAILED)
 		return err_errno(err, -ENOMEM, "%s: the index of the cache device", s->dev->name);
-	memset(s->map, 0, l.slots + l.buckets + l.seq + l.dirty);
+	/* Touched when it is first used, and then in large pieces. */
+	madvise(s->map, s->map_bytes, MADV_HUGEPAGE);
+	madvise(s->map, s->map_bytes, MADV_DONTDUMP);
 	place(s, &l);
-	for (uint32_t i = 0; i < s->slots + SECOND_STAGES * s->entries; i++)
-		s->slot[i].key = SECOND_FREE;
 	return 0;
 }
 

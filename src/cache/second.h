@@ -38,7 +38,7 @@ struct cache_fill;
 struct cache_volume;
 
 #define SECOND_NONE UINT32_MAX
-#define SECOND_FREE UINT64_MAX
+#define SECOND_FREE 0ull	/* so that untouched memory is an empty index */
 #define SECOND_STAGES 2u
 #define SECOND_RUN 8u		/* blocks of one read */
 #define SECOND_OPS 64u		/* reads in flight */
@@ -146,17 +146,17 @@ co_fn void co_second_drop_range(struct cache_volume *v, uint64_t first, uint64_t
 
 static inline uint64_t second_key(unsigned rec, uint64_t block)
 {
-	return (uint64_t)rec << 44 | block;
+	return ((uint64_t)rec << 44 | block) + 1;
 }
 
 static inline unsigned second_key_rec(uint64_t key)
 {
-	return (unsigned)(key >> 44);
+	return (unsigned)((key - 1) >> 44);
 }
 
 static inline uint64_t second_key_block(uint64_t key)
 {
-	return key & ((1ull << 44) - 1);
+	return (key - 1) & ((1ull << 44) - 1);
 }
 
 /* --- second_feed.c --- */
