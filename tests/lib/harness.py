@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
 """What all scripts here share: memory that is kept, programs that are found once, checks, and the exit status of a test.
 
-A script says `import lib_path` first if it is not in a folder with a library of its own. Exit status: 0 passed, 1 failed, 77 skipped with the
-reason as the last line. check() counts a failure and goes on; require() ends the test function that called it.
+Exit status: 0 passed, 1 failed, 77 skipped with the reason as the last line. check() counts a failure and goes on; require() ends the test
+function that called it. A script finds this file by the link in its own folder.
 """
 import ctypes
 import functools
 import inspect
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,8 @@ def keep_memory():
 
 
 keep_memory()
+# So that servers and guests end with a test that is ended.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def skip(reason):
