@@ -38,12 +38,12 @@ class Weir:
 
     running = []
 
-    def __init__(self, weir, folder, disks, args=()):
+    def __init__(self, weir, folder, disks, args=(), name="disk"):
         self.folder, self.sockets = folder, [os.path.join(folder, f"vhost{i}") for i in range(len(disks))]
         self.control_path = os.path.join(folder, "control")
         self.argv = [weir, "serve", "--control", self.control_path]
         for i, s in enumerate(self.sockets):
-            self.argv += ["--vhost-user", s, "--name", f"disk{i}"]
+            self.argv += ["--vhost-user", s, "--name", f"{name}{i}"]
         self.argv += [*args, *disks]
         self.p = None
         self.log = os.path.join(folder, "weir.log")
@@ -87,18 +87,34 @@ class Weir:
         return self.control(command="status")["vhost_user"][i]
 
 
+def parts(**scripts):
+    """A script that runs each of these, whatever becomes of the others; Guest.part_ok() says whether one ended well."""
+    return "".join(f"(\n{script}\n)\necho {name}=$?\n" for name, script in scripts.items())
+
+
+def host_fio():
+    """For user-mode-linux: fio where it is. With its libraries, it is half of what a guest's initrd would have to unpack."""
+    fio = program("fio")
+    libraries = [line.split()[2] for line in run("ldd", fio).stdout.splitlines() if "=> /" in line]
+    folders = ":".join("/host" + f for f in sorted({os.path.dirname(x) for x in libraries}))
+    return f"mkdir /host\nmount -r -t hostfs -o / none /host || exit 90\nfio() {{\n\tLD_LIBRARY_PATH={folders} /host{fio} \"$@\"\n}}\n"
+
+
 class Guest:
     """Runs `script` in a guest whose disks are the sockets; `at` are the functions it calls by AT."""
 
     def __init__(self, kind, cache, sockets, script, at=None, memory="512M", queues=1, cpus=1, reconnect=0, timeout=120):
         self.lines, self.at, self.status = [], at or {}, None
+        fio = "fio " in script
+        if fio and kind == "uml":
+            script, fio = host_fio() + script, False
         r = subprocess.run([os.path.join(HERE, "build"), cache, kind], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False)
         if r.returncode == 77:
             skip(r.stdout.strip().splitlines()[-1].removeprefix("skipped: "))
         check(r.returncode == 0, "the guest's image: " + r.stdout)
         self.tmp = tempfile.mkdtemp(prefix="weir-guest-")
         try:
-            initrd = self.make_initrd([os.path.join(cache, kind + ".cpio")] + ([os.path.join(cache, "fio.cpio")] if "fio " in script else []), script)
+            initrd = self.make_initrd([os.path.join(cache, kind + ".cpio")] + ([os.path.join(cache, "fio.cpio")] if fio else []), script)
             if kind == "uml":
                 argv = ["/usr/bin/linux.uml", f"mem={memory}", f"initrd={initrd}", "con0=fd:0,fd:1", "con=null", "quiet"]
                 argv += [f"virtio_uml.device={s}:2" for s in sockets]
@@ -172,6 +188,9 @@ class Guest:
                 return line[len(name) + 1:]
         raise Failure(f"the guest said nothing of {name}:\n" + "\n".join(self.lines[-40:]))
 
+    def part_ok(self, name):
+        check(self.value(name) == "0", f"{name} ended with {self.value(name)}:\n" + "\n".join(self.lines[-40:]))
+
     def ok(self):
         check(self.status == 0, f"the guest ended with {self.status}:\n" + "\n".join(self.lines[-40:]))
 
@@ -182,16 +201,17 @@ def main(tests):
     for test in tests:
         if len(sys.argv) > 3 and test.__name__ not in sys.argv[3:]:
             continue
-        began = time.monotonic()
+        began = os.times()
         folder = tempfile.mkdtemp(prefix="weir-guest-")
         try:
             test(sys.argv[1], os.path.abspath(sys.argv[2]), folder)
-            print(f"{test.__name__}: ok ({time.monotonic() - began:.1f} s)", flush=True)
+            now = os.times()
+            print(f"{test.__name__}: ok, {sum(now[:4]) - sum(began[:4]):.1f} s of processor time in {now[4] - began[4]:.1f} s", flush=True)
         except Failure as e:
             failed = 1
             print(f"{test.__name__}: FAILED: {e}", flush=True)
-            log = os.path.join(folder, "weir.log")
-            print(open(log, encoding="utf-8").read() if os.path.exists(log) else "", flush=True)
+            for w in Weir.running:
+                print(w.text(), flush=True)
         finally:
             for w in Weir.running:
                 w.kill()
