@@ -333,6 +333,7 @@ const struct disk_ops rbd_ops = {
 	.co_resize = co_rbd_resize,
 	.co_mark_get = co_rbd_mark_get,
 	.co_mark_set = co_rbd_mark_set,
+	.co_writers = co_rbd_writers,
 	.store_size = rbd_store_size,
 	.co_close = co_rbd_close,
 	.status = rbd_status,

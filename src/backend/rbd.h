@@ -73,6 +73,10 @@ struct rbd_disk {
 	uint64_t changes;	/* submitted */
 	uint64_t size;		/* invariant (5); disk.size is what the layers above know */
 	uint64_t obj_size, features;
+	/* who had the lock: rbd_writer.c */
+	bool marked;		/* the image carries a mark */
+	uint64_t writers, generation;
+	char witness[96];	/* the object that remembers it */
 	bool locking, locked, volatile_cache, has_cache;
 	/* the cluster hangs */
 	uint64_t error_after_ns; /* 0: pause */
@@ -115,6 +119,13 @@ void rbd_fence(struct rbd_disk *r, int error);
 
 /* rbd_lock.c */
 co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *err);
+
+/* rbd_writer.c; the plain functions block, and belong on an offload thread */
+co_fn int co_rbd_writers(struct disk *d, uint64_t *ret);
+int rbd_look_at_writers(struct rbd_disk *r, const char *owner);	/* before the lock is taken; `owner`: who dead has it, or "" */
+int rbd_sign(struct rbd_disk *r);	/* with the lock, or when the mark is set */
+int rbd_unsign(struct rbd_disk *r);	/* the mark is removed */
+void rbd_release(struct rbd_disk *r);	/* gives the lock up, before the close */
 
 /* rbd_open.c */
 co_fn void co_rbd_close(struct disk *d);

@@ -164,12 +164,18 @@ static int mark_blocking(void *arg)
 	size_t len = sizeof(text);
 	int ret;
 
+	/* The witness is there as long as the mark is. */
+	ret = m->set && *m->set && !m->r->marked ? rbd_sign(m->r) : 0;
+	if (ret)
+		return ret;
 	if (m->set)
 		ret = *m->set ? a->rbd_metadata_set(m->r->img, RBD_MARK_KEY, m->set) : a->rbd_metadata_remove(m->r->img, RBD_MARK_KEY);
 	else
 		ret = a->rbd_metadata_get(m->r->img, RBD_MARK_KEY, text, &len);
+	if (m->set && !*m->set)
+		return ret && ret != -ENOENT ? ret : rbd_unsign(m->r);
 	if (m->set)
-		return ret == -ENOENT && !*m->set ? 0 : ret;
+		return ret;
 	m->get[0] = '\0';
 	if (ret < 0)
 		return ret == -ENOENT ? 0 : ret == -ERANGE ? -EBADMSG : ret;

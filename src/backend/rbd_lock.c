@@ -83,11 +83,12 @@ static int look_blocking(void *arg)
 	int ret = a->rbd_lock_get_owners(l->r->img, &mode, owner, &n);
 
 	l->state = LOCK_FREE;
+	strcpy(before, l->owner);
+	l->owner[0] = '\0';
 	if (ret == -ENOENT || (!ret && !n))
 		return 0;
 	if (ret)
 		return ret;
-	strcpy(before, l->owner);
 	snprintf(l->owner, sizeof(l->owner), "%s", owner[0]);
 	a->rbd_lock_get_owners_cleanup(owner, n);
 	l->asked &= !strcmp(before, l->owner);
@@ -106,9 +107,17 @@ static int look_blocking(void *arg)
 
 static int acquire_blocking(void *arg)
 {
-	struct rbd_disk *r = arg;
-	int ret = r->api->rbd_lock_acquire(r->img, RBD_LOCK_MODE_EXCLUSIVE);
+	struct look *l = arg;
+	struct rbd_disk *r = l->r;
+	int ret = rbd_look_at_writers(r, l->owner);
 
+	if (!ret)
+		ret = r->api->rbd_lock_acquire(r->img, RBD_LOCK_MODE_EXCLUSIVE);
+	if (ret)
+		return ret;
+	r->locked = true;
+	if (r->marked)
+		ret = rbd_sign(r);
 	/* Who had it may have changed the size. */
 	return ret ? ret : r->api->rbd_get_size(r->img, &r->size);
 }
@@ -142,7 +151,7 @@ co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *
 		told = true;
 		co_sleep_ns(STEP_NS);
 	}
-	ret = co_rbd_call(r, acquire_blocking, r);
+	ret = co_rbd_call(r, acquire_blocking, &l);
 	if (ret == -EROFS || ret == -EBUSY) {
 		if (!*l.owner && !co_rbd_call(r, look_blocking, &l) && !*l.owner)
 			snprintf(l.owner, sizeof(l.owner), "unknown");
@@ -151,6 +160,5 @@ co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *
 	if (ret)
 		return err_errno(err, ret, "%s: cannot take its exclusive lock%s", r->disk.name, ret == -EPERM || ret == -EACCES ?
 				 " (the user needs \"mon 'profile rbd'\" and \"osd 'profile rbd pool=...'\")" : "");
-	r->locked = true;
 	return 0;
 }

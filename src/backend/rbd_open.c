@@ -185,6 +185,8 @@ static int close_blocking(void *arg)
 	struct rbd_disk *r = arg;
 
 	if (r->img)
+		rbd_release(r);
+	if (r->img)
 		r->api->rbd_close(r->img);
 	if (r->io)
 		r->api->rados_ioctx_destroy(r->io);

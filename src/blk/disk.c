@@ -416,6 +416,13 @@ static void mix_text(struct disk_identity *id, const char *text)
 			id->word[i] = mix(id->word[i], (unsigned char)*text + i * 256u);
 }
 
+co_fn int co_disk_writers(struct disk *d, uint64_t *ret)
+{
+	if (d->ops->co_writers)
+		return d->ops->co_writers(d, ret);
+	return d->file ? co_disk_writers(d->file, ret) : -ENOTSUP;
+}
+
 co_fn int co_disk_identity(struct disk *d, struct disk_identity *ret)
 {
 	int r;

@@ -134,6 +134,11 @@ struct disk_ops {
 	 */
 	int (*co_identity)(struct disk *d, struct disk_identity *ret);
 	int (*co_touch)(struct disk *d);
+	/*
+	 * Of a store that keeps writers apart by a lock, for a disk that is open to be written: a number that tells whether anybody else has had the lock since. If so it is
+	 * above what this op gave under an earlier open; if not it is the same. Only for an image that carries a mark. -ENOTSUP.
+	 */
+	int (*co_writers)(struct disk *d, uint64_t *ret);
 	/* The size that the store knows now, where it can be changed from outside. Plain function. */
 	uint64_t (*store_size)(struct disk *d);
 	/* Stops accepting I/O at the first chance, with nothing flushed: a layer that waits (for a server to come back) gives up with -ESHUTDOWN. Plain function. */
@@ -190,6 +195,7 @@ co_fn int co_disk_resize(struct disk *d, uint64_t size, struct err *err);
 co_fn int co_disk_mark_get(struct disk *d, char *buf, size_t size);
 co_fn int co_disk_mark_set(struct disk *d, const char *mark, struct err *err);
 co_fn int co_disk_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
+co_fn int co_disk_writers(struct disk *d, uint64_t *ret);
 co_fn int co_disk_identity(struct disk *d, struct disk_identity *ret);
 co_fn int co_disk_touch(struct disk *d);
 /* Makes one identity of two, in order. */

@@ -27,11 +27,14 @@
 #include "wlog/internal.h"
 
 #define STAMP_SLACK_NS 60000000000ull
+#define NS_PER_S 1000000000ull
 
 struct mark {
 	struct uuid log, volume;
 	uint64_t generation;
 	char host[65];
+	uint64_t at, since;	/* wall clock, seconds: when the mark was written; of the oldest dirty data */
+	int64_t dirty;		/* bytes when the log was closed; -1: it is open, or was not closed */
 	bool present;
 };
 
@@ -39,23 +42,29 @@ static void mark_format(const struct mark *m, char buf[static DISK_MARK_MAX])
 {
 	char log[37], volume[37];
 
-	snprintf(buf, DISK_MARK_MAX, "weir-log-1 log=%s volume=%s generation=%llu host=%s", uuid_format(&m->log, log),
-		 uuid_format(&m->volume, volume), (unsigned long long)m->generation, m->host);
+	snprintf(buf, DISK_MARK_MAX, "weir-log-1 log=%s volume=%s generation=%llu host=%s at=%llu dirty=%lld since=%llu", uuid_format(&m->log, log),
+		 uuid_format(&m->volume, volume), (unsigned long long)m->generation, m->host, (unsigned long long)m->at, (long long)m->dirty,
+		 (unsigned long long)m->since);
 }
 
 /* Untrusted text: -EBADMSG if it is not a mark of ours. */
 static int mark_parse(const char *s, struct mark *m)
 {
 	char log[37], volume[37];
-	unsigned long long generation;
+	unsigned long long generation, at = 0, since = 0;
+	long long dirty = -1;
 
 	memset(m, 0, sizeof(*m));
 	if (!*s)
 		return 0;
-	if (sscanf(s, "weir-log-1 log=%36[0-9a-f-] volume=%36[0-9a-f-] generation=%llu host=%64s", log, volume, &generation,
-		   m->host) != 4 || uuid_parse(log, &m->log) < 0 || uuid_parse(volume, &m->volume) < 0)
+	/* The first marks ended with the host. */
+	if (sscanf(s, "weir-log-1 log=%36[0-9a-f-] volume=%36[0-9a-f-] generation=%llu host=%64s at=%llu dirty=%lld since=%llu", log, volume,
+		   &generation, m->host, &at, &dirty, &since) < 4 || uuid_parse(log, &m->log) < 0 || uuid_parse(volume, &m->volume) < 0)
 		return -EBADMSG;
 	m->generation = generation;
+	m->at = at;
+	m->dirty = dirty;
+	m->since = since;
 	m->present = true;
 	return 0;
 }
@@ -78,9 +87,27 @@ static co_fn int co_mark_read(struct disk *image, struct mark *m, bool *ret_has_
 	return 0;
 }
 
+/* "on host h, which was closed 2 h ago with 12 MiB of dirty data, the oldest 3 h old" */
+static const char *describe_mark(const struct mark *m, char buf[static 192])
+{
+	uint64_t now = rt_wall_ns() / NS_PER_S;
+	char size[16], at[16], since[16];
+
+	duration_format(now > m->at ? (now - m->at) * NS_PER_S : 0, at);
+	duration_format(now > m->since ? (now - m->since) * NS_PER_S : 0, since);
+	if (!m->at)
+		snprintf(buf, 192, "on host %s", m->host);
+	else if (m->dirty < 0)
+		snprintf(buf, 192, "on host %s, which has it open, or did not close it: since %s, how much is dirty only that log tells", m->host, at);
+	else
+		snprintf(buf, 192, "on host %s, which was closed %s ago with %s of dirty data, the oldest %s old", m->host, at,
+			 size_format(m->dirty, size), since);
+	return buf;
+}
+
 co_fn int co_wlog_check_unlogged(struct disk *image, bool discard, struct err *err)
 {
-	char uuid[37];
+	char uuid[37], where[192];
 	struct mark m;
 	bool has_place;
 	int r = co_mark_read(image, &m, &has_place, discard ? NULL : err);
@@ -92,8 +119,8 @@ co_fn int co_wlog_check_unlogged(struct disk *image, bool discard, struct err *e
 	}
 	if (r < 0 || !m.present)
 		return r;
-	return err_set(err, -EBUSY, "%s: its newest data may be in write log %s on host %s; serve it with that log (--log), drain "
-		       "that with `weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), m.host);
+	return err_set(err, -EBUSY, "%s: its newest data may be in write log %s %s; serve it with that log (--log), drain "
+		       "that with `weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), describe_mark(&m, where));
 }
 
 uint32_t wl_volume_flags(const struct wlog_volume *v)
@@ -230,6 +257,13 @@ static struct wlog_volume *new_volume(struct wlog *w, const char *name, struct d
 	return v;
 }
 
+static int changed(const struct disk *image, const char *what, struct err *err)
+{
+	return err_set(err, -ESTALE, "%s: was changed by something else after the write log last wrote to it, and the log holds %s for it: "
+		       "replaying would mix the two; give up the log's data with --discard-log, or apply it all the same with "
+		       "--force-replay", image->name, what);
+}
+
 /* All that can speak against replaying `v` over `image`. */
 static co_fn int co_check_dirty(struct wlog_volume *v, struct disk *image, const struct mark *m, bool has_place,
 				struct err *err)
@@ -251,14 +285,17 @@ static co_fn int co_check_dirty(struct wlog_volume *v, struct disk *image, const
 	if (has_place && !uuid_equal(&m->volume, &rec->uuid))
 		return err_set(err, -ESTALE, "%s: is marked as another volume than %s, for which the log holds %s; use another --name, "
 			       "or give up the data with --discard-log", image->name, rec->name, what);
+	if (co_disk_writers(image, &stamp) == 0) {
+		if (rec->stamp && stamp > rec->stamp)
+			return changed(image, what, err);
+		return 0;
+	}
 	if (co_disk_stamp(image, &stamp, &now) < 0 || rec->stamp == 0)
 		return 0;
 	uint64_t latest = rec->flags & WL_VOL_FLAG_DESTAGING ? rec->stamp_wall + STAMP_SLACK_NS : rec->stamp;
 
 	if (stamp > latest)
-		return err_set(err, -ESTALE, "%s: was changed by something else after the write log last wrote to it, and the log holds %s for it: "
-			       "replaying would mix the two; give up the log's data with --discard-log, or apply it all the same with "
-			       "--force-replay", image->name, what);
+		return changed(image, what, err);
 	return 0;
 }
 
@@ -282,7 +319,7 @@ static co_fn int co_identify(struct wlog *w, const char *name, struct disk *imag
 			     struct wlog_volume **ret, bool *ret_has_place, struct err *err)
 {
 	struct err mark_err = ERR_INIT;
-	char uuid[37];
+	char uuid[37], where[192];
 	struct mark m;
 	int r = co_mark_read(image, &m, ret_has_place, &mark_err);
 
@@ -291,8 +328,8 @@ static co_fn int co_identify(struct wlog *w, const char *name, struct disk *imag
 	if (config->no_mark)
 		*ret_has_place = false;
 	if (m.present && !uuid_equal(&m.log, &w->sb.uuid) && !config->discard_log)
-		return err_set(err, -EBUSY, "%s: its newest data may be in another write log (%s, on host %s); drain that first with "
-			       "`weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), m.host);
+		return err_set(err, -EBUSY, "%s: its newest data may be in another write log (%s, %s); drain that first with "
+			       "`weir log drain`, or give it up with --discard-log", image->name, uuid_format(&m.log, uuid), describe_mark(&m, where));
 
 	struct wlog_volume *v = find_volume(w, name, &m);
 
@@ -421,10 +458,13 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 	return 0;
 }
 
-static co_fn int co_mark_write(struct wlog_volume *v, struct disk *image, struct err *err)
+static co_fn int co_mark_write(struct wlog_volume *v, struct disk *image, int64_t dirty, struct err *err)
 {
 	const struct wl_volrec *rec = &v->w->sb.vol[v->slot];
-	struct mark m = { .log = v->w->sb.uuid, .volume = rec->uuid, .generation = rec->generation };
+	struct mark m = {
+		.log = v->w->sb.uuid, .volume = rec->uuid, .generation = rec->generation, .at = rt_wall_ns() / NS_PER_S,
+		.dirty = dirty, .since = v->dirty_since / NS_PER_S,
+	};
 	char text[DISK_MARK_MAX];
 
 	if (gethostname(m.host, sizeof(m.host) - 1) < 0 || !m.host[0])
@@ -441,8 +481,16 @@ co_fn int co_wl_remark(struct wlog_volume *v, struct err *err)
 	int r = co_wl_checkpoint(v->w);
 
 	if (r == 0 && v->has_mark)
-		r = co_mark_write(v, v->disk.file, err);
+		r = co_mark_write(v, v->disk.file, -1, err);
 	return r;
+}
+
+co_fn void co_wl_leave_dirty(struct wlog_volume *v)
+{
+	struct disk *image = v->disk.file;
+
+	if (v->has_mark && !v->stalled && !disk_is_fenced(image))
+		co_mark_write(v, image, wl_dirty_bytes(v), NULL);
 }
 
 static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
@@ -480,7 +528,8 @@ static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image,
 		v->attached = false;
 		return err_errno(err, r, "volume %s", name);
 	}
-	v->has_stamp = co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
+	v->has_writers = co_disk_writers(image, &rec->stamp) == 0;
+	v->has_stamp = !v->has_writers && co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
 	v->has_mark = has_place && !v->disk.read_only;
 	v->remark = false;
 	r = co_wl_remark(v, err);

@@ -101,7 +101,7 @@ struct wlog_volume {
 	struct co_mutex admit_lock;
 	struct co_queue room;	/* who waits for the volume's share; at most one, with admit_lock */
 	unsigned draining;	/* drains of this volume */
-	bool stop, stalled, damaged, destaging, running, has_stamp, has_mark, remark;
+	bool stop, stalled, damaged, destaging, running, has_stamp, has_writers, has_mark, remark;
 	struct co_queue destage_wake, destage_done;
 	struct co_sem destage_sem;
 	uint8_t *run_mem;	/* destage_parallel buffers of WL_RUN_MAX */
@@ -298,5 +298,6 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot);
 /* attach.c */
 /* Advances the generation in the log and on the image. */
 co_fn int co_wl_remark(struct wlog_volume *v, struct err *err);
+co_fn void co_wl_leave_dirty(struct wlog_volume *v);	/* tells in the mark how much it was and since when, for who finds the image elsewhere */
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec);
 uint32_t wl_volume_flags(const struct wlog_volume *v);

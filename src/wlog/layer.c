@@ -250,6 +250,8 @@ static co_fn void co_layer_close(struct disk *d)
 	int r = co_wl_checkpoint(w);
 	if (r == 0 && clean && v->has_mark)
 		co_disk_mark_set(image, "", NULL);
+	else if (r == 0 && !clean)
+		co_wl_leave_dirty(v);
 	munmap(v->run_mem, (uint64_t)w->config.destage_parallel * WL_RUN_MAX);
 	v->run_mem = NULL;
 	/* The layer is done with; what the log knows of the volume lives on. */
