@@ -5,7 +5,7 @@ Speed against the peers: weir with and without its log, qemu-storage-daemon and 
 
 usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--tries N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
 
-bench_qcow2.py has the rows for qcow2 images (--only qcow2).
+bench_qcow2.py has the rows for qcow2 images (--only qcow2), bench_fuse.py those for disks as files (--only fuse).
 
 Everything is interleaved: a round runs each cell once, and the table shows medians over the rounds with the smallest and the largest value. Before each
 cell the machine must have been quiet for a second (bounded wait), and a cell during which other processes took more than 12 % of the processors is repeated, three times at most;
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 
+import bench_fuse
 import bench_qcow2
 from bench_lib import DISTURBED, GiB, Server, TICK, VhostServer, cpu_idle, wait_quiet
 
@@ -41,6 +42,7 @@ class Bench:
         self.busy = self.total = 0
         self.process = {}
         self.qcow2 = bench_qcow2.Qcow2(self)
+        self.fuse = bench_fuse.Fuse(self)
 
     # --- set-up ---
 
@@ -86,6 +88,8 @@ class Bench:
         return Server(self.d, ["nbdkit", "-f", "-U", self.sock, *plugin], [f"nbd+unix:///?socket={self.sock}"], [self.sock])
 
     def server(self, who):
+        if " fuse" in who:
+            return self.fuse.server(who)
         return {
             "weir": lambda: self.weir(self.file),
             "weir + log": lambda: self.weir(self.file, log=True),
@@ -187,6 +191,8 @@ class Bench:
             r = self.vhost(workload, server)
         elif workload.startswith("qcow2"):
             r = self.qcow2.run(workload.split(), server)
+        elif workload.startswith("fuse"):
+            r = self.digest(self.fio(self.fuse.jobs(workload)), workload[5:])
         else:
             r = self.digest(self.fio(self.nbd_jobs(workload, server.uris, who) if server else self.raw_jobs(workload, who)), workload)
         used = server.cpu() if server else 0
@@ -253,6 +259,7 @@ class Bench:
         ("vhost randread qd1 ", ["weir vhost null", "weir vhost null, polling", "weir vhost mem", "qsd vhost null-co"]),
         ("vhost randread qd32 ", ["weir vhost null", "weir vhost null, polling", "weir vhost mem", "qsd vhost null-co"]),
         ("vhost randread qd128 ", ["weir vhost null", "weir vhost null, polling", "qsd vhost null-co"]),
+        *bench_fuse.PLAN,
         *bench_qcow2.PLAN,
     ]
 
