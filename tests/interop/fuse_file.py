@@ -6,11 +6,12 @@ usage: fuse_file.py WEIR [TEST ...]
 """
 import mmap
 import os
+import shutil
 import sys
 import time
 
 from fuse_lib import KEEP, MIB, PUNCH, WEIR, ZERO, Server, clear, error_of, fallocate, mounts, need_fuse, opened
-from harness import check, equal, require, run, run_tests, skip, tests_of
+from harness import check, equal, need, require, run, run_tests, skip, tests_of
 
 
 def image(size=4 * MIB, name="a.img"):
@@ -216,6 +217,31 @@ def others_are_let_in_only_on_request():
     os.chmod(".", 0o755)
     with Server("--fuse", "f,mode=0666", "--fuse", "g,allow-other,mode=0644,volume=a.img", "--fuse", "h,allow-other,volume=a.img", "a.img"):
         equal([as_nobody(p) for p in "fgh"], [False, True, False], "another user reads f, g, h")
+
+
+def a_user_without_privileges_mounts_through_fusermount():
+    need("fusermount3", "setpriv")
+    os.chmod(".", 0o777)
+    shutil.copy(WEIR, "weir")
+    # /dev/fuse may be root's alone: another node takes its place, for this script only
+    script = """
+        set -e
+        mknod fuse c 10 229; chmod 666 fuse; mount --bind fuse /dev/fuse
+        nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
+        $nobody ./weir serve --fuse f,,f --name 'a,b c' mem:4M 2>log & server=$!
+        for i in $(seq 500); do grep -q ready log && break; sleep 0.01; done
+        grep 'fuse.weir weir:a,b.040c' /proc/self/mountinfo
+        echo hello | $nobody dd of=f,f conv=notrunc,fsync status=none
+        $nobody head -c 5 f,f
+        ! head -c 1 f,f 2>/dev/null
+        kill $server; wait $server
+        ! grep "$PWD/f,f" /proc/self/mountinfo
+        ! test -e f,f
+    """
+    p = run("unshare", "-m", "sh", "-c", script)
+    check("it works", p.returncode == 0 and p.stdout.endswith("hello"), p.stdout + p.stderr)
+    p = run("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "./weir", "serve", "--fuse", "g,allow-other", "mem:1M", timeout=20)
+    check("what is refused says so", p.returncode == 1 and "fusermount3 refuses to mount" in p.stderr, p.stderr)
 
 
 def fio_verifies_what_it_wrote():
