@@ -9,7 +9,8 @@ servers' default), and `warm`, from 1 GiB of data whose tables have been read. C
 
 Each cell of writes has a new image, and begins with its first write. Both sides give the same durability: direct I/O, and one flush behind the last write, whose time
 counts: the rate is writes / (time of writing + flush). That matters over a backing file, where weir may owe copies (cow-debt, 256 MiB) which this flush pays. With a log, that flush
-is the log's: the image gets the data later.
+is the log's: the image gets the data later. A flush before the first write tells that the client is one that flushes, as every guest is: until it has seen one, weir's log
+makes each write durable.
 
 Bytes that were written, from the first write to the end of that flush, for each byte of the guest: once by the server (write_bytes in /proc/PID/io, the log included), and
 once by the whole device below the directory (/sys/dev/block/*/stat: the file system's journal and whoever else writes, too).
@@ -104,6 +105,19 @@ class Qcow2:
         return ["--ioengine=nbd", "--uri=" + uri, f"--rw={rw}", f"--bs={bs}", "--iodepth=" + qd, f"--size={size}", f"--runtime={min(self.b.a.seconds, SECONDS)}",
                 *(["--end_fsync=1"] if "write" in rw else [])]
 
+    @staticmethod
+    def flush(uri):
+        try:
+            import nbd	# pylint: disable=import-outside-toplevel
+        except ImportError:
+            subprocess.run(["fio", "--name=flush", "--ioengine=nbd", "--uri=" + uri, "--rw=write", "--bs=4k", "--size=4k", "--end_fsync=1"], check=True,
+                           stdout=subprocess.DEVNULL)
+            return
+        h = nbd.NBD()
+        h.connect_uri(uri)
+        h.flush()
+        h.shutdown()
+
     def run(self, words, server):
         """One run of fio; the rates count the flush at the end."""
         pid = server.p.pid
@@ -129,6 +143,8 @@ class Qcow2:
                 if words[1] == "warm":
                     subprocess.run(["fio", "--name=warm", "--ioengine=nbd", "--uri=" + server.uris[0], "--rw=read:60k", "--bs=4k", "--iodepth=32",
                                     f"--size={min(self.b.a.size, GiB)}", "--io_size=64m"], check=True, stdout=subprocess.DEVNULL)
+                elif words[1] != "cold":
+                    self.flush(server.uris[0])
                 wait_quiet(min(self.b.a.quiet, 3), 0.4)
                 r = self.b.measure(work, who, server)
             finally:
