@@ -8,6 +8,7 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 import time
 
 from fuse_lib import KEEP, MIB, PUNCH, WEIR, ZERO, Server, clear, error_of, fallocate, mounts, need_fuse, opened
@@ -173,6 +174,45 @@ def the_end_comes_soon_though_the_file_is_open():
         while "was unmounted" not in s.log() and time.monotonic() < end:
             time.sleep(0.01)
         equal((s.file()["mounted"], s.proc.poll()), (False, None), "mounted, ended")
+
+
+def the_end_comes_soon_though_the_image_hangs():
+    with Server("--fuse", "f", "delay:read=100s,write=100s:mem:4M") as s:
+        errors = []
+
+        def use(fd, fn, *args):
+            errors.append(error_of(fn, fd, *args))
+
+        with opened("f") as fd:
+            threads = [threading.Thread(target=use, args=(fd, *how)) for how in ((os.pread, 4096, 0), (os.pwrite, b"x" * 512, 0))]
+            for t in threads:
+                t.start()
+            end = time.monotonic() + 20
+            while s.file()["in_flight"] < 2 and time.monotonic() < end:
+                time.sleep(0.005)
+            began = time.monotonic()
+            s.proc.terminate()
+            equal(s.proc.wait(20), 1, "the exit status")
+            check("within a second", time.monotonic() - began < 2)
+            for t in threads:
+                t.join()
+        equal([e in ("ENOTCONN", "ECONNABORTED") for e in errors], [True, True], "requests that hung fail: %s" % errors)
+    equal((mounts(), os.path.exists("f")), ([], False), "what is left")
+
+
+def an_image_can_be_mounted_over_itself():
+    data = os.urandom(MIB)
+    with open("a.img", "wb") as f:
+        f.write(data)
+    for turn in range(3):
+        with Server("--fuse", "a.img", "a.img") as s, opened("a.img") as fd:
+            equal(os.pread(fd, MIB, 0) == data, True, "what is seen in turn %d" % turn)
+            os.pwrite(fd, b"new", turn * 10)
+            os.fsync(fd)
+            data = os.pread(fd, MIB, 0)
+            s.kill() if turn == 1 else s.stop()
+    with open("a.img", "rb") as f:
+        equal(f.read() == data, True, "what is in the image")
 
 
 def what_cannot_be_is_refused_with_a_reason():
