@@ -5,7 +5,8 @@ Speed against the peers: weir with and without its log, qemu-storage-daemon and 
 
 usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--tries N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
 
-bench_qcow2.py has the rows for qcow2 images (--only qcow2), bench_fuse.py those for disks as files (--only fuse).
+bench_qcow2.py has the rows for qcow2 images (--only qcow2), bench_fuse.py those for disks as files (--only fuse), bench_rbd.py those for Ceph images (--only
+rbd), which are left out without Ceph.
 
 Everything is interleaved: a round runs each cell once, and the table shows medians over the rounds with the smallest and the largest value. Before each
 cell the machine must have been quiet for a second (bounded wait), and a cell during which other processes took more than 12 % of the processors is repeated, three times at most;
@@ -29,6 +30,7 @@ import time
 
 import bench_fuse
 import bench_qcow2
+import bench_rbd
 from bench_lib import DISTURBED, GiB, Server, TICK, VhostServer, cpu_idle, wait_quiet
 
 
@@ -43,6 +45,7 @@ class Bench:
         self.process = {}
         self.qcow2 = bench_qcow2.Qcow2(self)
         self.fuse = bench_fuse.Fuse(self)
+        self.rbd = bench_rbd.Rbd(self)
 
     # --- set-up ---
 
@@ -205,7 +208,8 @@ class Bench:
         return r
 
     def cell(self, workload, who):
-        best = self.qcow2.cell(workload, who) if workload.startswith("qcow2") else self.best_of(workload, who)
+        of = {"qcow2": self.qcow2.cell, "rbd": self.rbd.cell}.get(workload.split()[0], self.best_of)
+        best = of(workload, who)
         self.total += 1
         self.busy += best["others"] > DISTURBED
         self.cells.setdefault((workload, who), []).append(best)
@@ -261,6 +265,7 @@ class Bench:
         ("vhost randread qd128 ", ["weir vhost null", "weir vhost null, polling", "qsd vhost null-co"]),
         *bench_fuse.PLAN,
         *bench_qcow2.PLAN,
+        *bench_rbd.PLAN,
     ]
 
     def run(self):
