@@ -23,7 +23,7 @@
 
 static struct kernel {
 	struct volume *v;
-	int fd, fail;		/* fail: what flushes of the disk return */
+	int fd, fail, fail_extent; /* fail: what flushes of the disk return */
 	unsigned fua, flushes, discards;
 	uint64_t unique;
 	bool ended;
@@ -37,7 +37,7 @@ static int trace(void *arg, struct disk *d, enum disk_op op, uint64_t off, uint6
 	k.fua += op == DISK_OP_WRITE && (flags & DISK_FUA);
 	k.flushes += op == DISK_OP_FLUSH;
 	k.discards += op == DISK_OP_DISCARD;
-	return op == DISK_OP_FLUSH ? k.fail : 0;
+	return op == DISK_OP_FLUSH ? k.fail : op == DISK_OP_EXTENT ? k.fail_extent : 0;
 }
 
 static size_t put_message(uint32_t opcode, const void *args, size_t len, const void *data, size_t data_len)
@@ -145,7 +145,7 @@ static co_fn void co_with_server(void (*co_test)(void), const char *disk, unsign
 	int pair[2];
 
 	k.ended = false;
-	k.fail = 0;
+	k.fail = k.fail_extent = 0;
 	k.fua = k.flushes = k.discards = 0;
 	if (co_disk_open(disk, flags, &d, &err) < 0)
 		test_fail("%s", err.msg);
@@ -200,7 +200,14 @@ static co_fn void co_rules(void)
 	CHECK(bytes_are_zero(payload(), 4096));
 	CHECK_EQ(k.discards, 0u);	/* a disk may ignore those, and a hole has to read as zeroes */
 	CHECK_EQ(co_fallocate(2, 0, 4096), -EOPNOTSUPP);
-	k.fail = -EIO;
+	/* what the kernel would take for "not there", or not at all */
+	k.fail_extent = -ENOSYS;
+	CHECK_EQ(co_lseek(0, SEEK_DATA), -EIO);
+	k.fail_extent = -524;
+	CHECK_EQ(co_lseek(0, SEEK_DATA), -EIO);
+	k.fail_extent = -ENOSPC;
+	CHECK_EQ(co_lseek(0, SEEK_DATA), -ENOSPC);
+	k.fail = -ENOSYS;
 	CHECK_EQ(co_ask(FUSE_FSYNC, &(struct fuse_fsync_in){ 0 }, sizeof(struct fuse_fsync_in), "", 0), -EIO);
 	k.fail = 0;
 	/* it is sticky */

@@ -19,6 +19,7 @@
 #define FALLOC_FL_KEEP_SIZE_ 0x01u
 #define FALLOC_FL_PUNCH_HOLE_ 0x02u
 #define FALLOC_FL_ZERO_RANGE_ 0x10u
+#define ERRNO_MAX 511
 #define MINOR_MIN 28u		/* max_pages: Linux 4.20 */
 #define MINOR_OURS 36u
 
@@ -264,6 +265,15 @@ static const struct op {
 	[FUSE_LSEEK] = { sizeof(struct fuse_lseek_in), false, co_lseek },
 };
 
+/*
+ * The errors that a file can have. The kernel takes ENOSYS for "never ask again, and call it done", for fsync as well; and an answer with an error beyond ERRNO_MAX it
+ * does not take at all, so that who asked would wait for ever.
+ */
+static int to_file_error(int ret)
+{
+	return ret == -ENOSYS || ret == -ESHUTDOWN || ret == -ECANCELED || ret < -ERRNO_MAX ? -EIO : ret;
+}
+
 static co_fn int co_carry_out(struct fuse_request *r)
 {
 	const struct op *op = r->in.opcode < ARRAY_SIZE(ops) ? &ops[r->in.opcode] : NULL;
@@ -276,7 +286,7 @@ static co_fn int co_carry_out(struct fuse_request *r)
 		return -EINVAL;
 	if (!r->e->initialised && !op->early)
 		return -EPROTO;
-	return op->co_run(r);
+	return to_file_error(op->co_run(r));
 }
 
 /* Nobody waits for these. */
@@ -304,16 +314,10 @@ static void send_answer(struct fuse_request *r, int ret)
 		log_debug("%s: an answer of %u bytes was not taken: %s", r->e->config.path, r->out.len, strerror(errno));
 }
 
-/* The errors that a file can have; a sticky failure of the disk is one of the medium. */
-static int to_file_error(int ret)
-{
-	return ret == -ESHUTDOWN || ret == -ECANCELED ? -EIO : ret;
-}
-
 co_fn void co_fuse_request_main(void *arg)
 {
 	struct fuse_request *r = arg;
-	int ret = is_silent(r) ? 0 : to_file_error(co_carry_out(r));
+	int ret = is_silent(r) ? 0 : co_carry_out(r);
 
 	r->e->requests++;
 	r->e->errors += ret < 0 && ret != -ENOSYS;
