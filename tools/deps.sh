@@ -5,7 +5,7 @@
 # usage: deps.sh build|all
 set -eu
 
-build='gcc libc6-dev meson ninja-build pkg-config python3 liburing-dev libisal-dev libjansson-dev zlib1g-dev libzstd-dev libgnutls28-dev'
+build='gcc libc6-dev meson ninja-build pkg-config python3 liburing-dev libisal-dev libjansson-dev zlib1g-dev libzstd-dev libgnutls28-dev libseccomp-dev'
 # Sanitizers, fuzzing and the compile-time role check; then the programs that weir is tested against.
 all="$build clang-14 libclang-rt-14-dev llvm-14 valgrind
 	qemu-utils qemu-system-common nbdkit libnbd-bin libnbd-dev python3-libnbd fio strace mandoc gnutls-bin
@@ -27,7 +27,7 @@ if ! command -v dpkg-query >/dev/null; then
 	for program in cc meson ninja pkg-config python3; do
 		command -v $program >/dev/null || missing="${missing-} $program"
 	done
-	for library in liburing libisal jansson zlib libzstd gnutls; do
+	for library in liburing libisal jansson zlib libzstd gnutls libseccomp; do
 		pkg-config --exists $library 2>/dev/null || missing="${missing-} $library"
 	done
 	[ -z "${missing-}" ] && exit 0

@@ -19,7 +19,7 @@ static const char *const sync_names[] = { "standard", "always", "disabled", NULL
 
 int cli_serve(int argc, char **argv)
 {
-	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 }, fuse = { 0 }, allow = { 0 };
+	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 }, fuse = { 0 }, allow = { 0 }, paths = { 0 };
 	struct serve_config c = { .graph.cache_size = 64 << 20 };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
@@ -56,6 +56,9 @@ int cli_serve(int argc, char **argv)
 		CLI_SIZE("memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
 		CLI_DURATION("client-timeout", 0, "DURATION", &client_timeout, 0, 3600000000000ull),
 		CLI_DURATION("log-timeout", 0, "DURATION", &log_timeout, 0, 3600000000000ull),
+		CLI_STR("user", 0, "USER", &c.user),
+		CLI_FLAG("no-sandbox", 0, &c.no_sandbox),
+		CLI_LIST("allow-path", 0, "PATH", &paths),
 		CLI_STR("control", 0, "PATH", &c.control),
 		CLI_FLAG("drain", 0, &c.drain),
 		CLI_FLAG("exit-unmounted", 0, &c.exit_unmounted),
@@ -79,6 +82,8 @@ int cli_serve(int argc, char **argv)
 	for (int i = 0; i < fuse.n; i++)
 		if (fuse_check_option(fuse.v[i], &err) < 0)
 			cli_usage("serve", "--fuse: %s", err.msg);
+	if (c.user && fuse.n)
+		cli_usage("serve", "--user does not go with --fuse, which root or the same user must unmount: start weir as that user");
 	if (allow.n && !nbd.n)
 		cli_usage("serve", "--allow-export concerns NBD: give --nbd ADDRESS");
 	if (tls < 0)
@@ -111,6 +116,8 @@ int cli_serve(int argc, char **argv)
 	c.graph.volume.destage = destage;
 	c.allow = allow.v;
 	c.nallow = allow.n;
+	c.allow_paths = paths.v;
+	c.nallow_paths = paths.n;
 	c.nbd_conns = nbd_conns;
 	c.client_conns = client_conns;
 	c.client_requests = client_requests;

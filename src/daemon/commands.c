@@ -82,6 +82,7 @@ static co_fn int co_status(struct answer *a, json_t *args)
 	if (s->draining)
 		json_object_set_new(r, "drain", json_pack("{s:I, s:I}", "done", (json_int_t)s->drain_done,
 							  "total", (json_int_t)s->drain_total));
+	json_object_set_new(r, "confined", json_pack("{s:i, s:b, s:b}", "uid", (int)geteuid(), "seccomp", s->confined.seccomp, "landlock", s->confined.landlock > 0));
 	json_object_set_new(r, "volumes", each_volume(s, volume_status));
 	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
 	json_object_set_new(r, "cache", s->graph.cache ? cache_status(s->graph.cache) : json_null());
@@ -268,7 +269,10 @@ static co_fn int co_log_rebuild(struct answer *a, json_t *args)
 		return co_answer_error(a, "there is no log", NULL);
 	if (a->s->stop)
 		return co_answer_error(a, "the server is stopping", NULL);
-	if (co_graph_rebuild_log(g, device, json_is_true(json_object_get(args, "force")), &err) < 0)
+	ret = co_graph_rebuild_log(g, device, json_is_true(json_object_get(args, "force")), &err);
+	if (ret == -EACCES && a->s->confined.landlock)
+		return co_answer_error(a, "%s; a server that runs opens only what --allow-path named when it was started", err.msg);
+	if (ret < 0)
 		return co_answer_error(a, "%s", err.msg);
 	for (uint64_t told = rt_now_ns(); g->log;) {
 		wlog_get_info(g->log, &info);

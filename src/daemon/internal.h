@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "daemon/confine.h"
 #include "daemon/graph.h"
 #include "daemon/pressure.h"
 #include "rt/rt.h"
@@ -26,6 +27,7 @@ struct serve {
 	struct vhost_server *vhost; /* NULL: not served */
 	struct fuse_server *fuse; /* NULL: not served */
 	struct control *control;
+	struct confined confined;
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
 	bool sizing;		/* images are being looked at, for a size that changed outside */
 	bool opened, stop, drain, draining, cut_short, closed;
@@ -34,5 +36,7 @@ struct serve {
 	struct pressure pressure;
 };
 
+/* Gives up what is not needed any more, once all is open. An error ends the process. */
+int serve_confine(struct serve *s, struct err *err);
 /* Begins the end, or if that has begun cuts its drain short. Plain function. */
 void serve_stop(struct serve *s, bool drain);

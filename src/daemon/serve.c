@@ -346,6 +346,8 @@ static co_fn void co_serve_main(void *arg)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret)
 		ret = watch_sizes(s, err);
+	if (!ret)
+		ret = serve_confine(s, err);
 	if (!ret) {
 		announce(s);
 		pressure_start(s);

@@ -25,6 +25,10 @@ struct serve_config {
 	int tls;		/* an enum nbd_tls */
 	const char *tls_creds;	/* a directory, or NULL with NBD_TLS_OFF */
 	bool tls_any_client;	/* clients need no certificate */
+	const char *user;	/* to become, or NULL */
+	bool no_sandbox;
+	const char *const *allow_paths; /* what may be opened later */
+	unsigned nallow_paths;
 	const char *control;	/* path of the control socket, or NULL */
 	const char *aio, *cache; /* defaults for files, or NULL */
 	bool drain;		/* empty the log before the end */

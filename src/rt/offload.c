@@ -5,6 +5,7 @@
  * A job lives on the stack of the coroutine that waits for it. Threads start when jobs wait and none is
  * idle, up to the configured number; they block all signals. Results come back through the mailbox.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@ struct offload {
 	struct list queue;
 	unsigned idle, started, max;
 	bool stop;
+	struct offload *older;	/* is ending */
 	pthread_t threads[];
 };
 
@@ -60,6 +62,7 @@ static void *worker(void *arg)
 {
 	struct job *j;
 
+	pthread_setname_np(pthread_self(), "weir-offload");
 	while ((j = take_job(arg))) {
 		j->result = j->fn(j->arg);
 		rt_post(j->home, &j->msg);
@@ -73,12 +76,12 @@ static bool start_thread(struct offload *o)
 	int r;
 
 	sigfillset(&all);
+	sigdelset(&all, SIGSYS);	/* blocked it would end the process */
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	r = pthread_create(&o->threads[o->started], NULL, worker, o);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r != 0)
 		return false;
-	pthread_setname_np(o->threads[o->started], "weir-offload");
 	o->started++;
 	return true;
 }
@@ -96,22 +99,44 @@ static struct offload *offload_create(unsigned max)
 	return o;
 }
 
-void offload_fini(struct rt *rt)
+static void stop_threads(struct offload *o)
 {
-	struct offload *o = rt->offload;
-
-	if (!o)
-		return;
 	pthread_mutex_lock(&o->lock);
 	o->stop = true;
 	pthread_cond_broadcast(&o->work);
 	pthread_mutex_unlock(&o->lock);
+}
+
+static void offload_free(struct offload *o)
+{
+	stop_threads(o);
 	for (unsigned i = 0; i < o->started; i++)
 		pthread_join(o->threads[i], NULL);
 	pthread_cond_destroy(&o->work);
 	pthread_mutex_destroy(&o->lock);
 	free(o);
-	rt->offload = NULL;
+}
+
+void offload_fini(struct rt *rt)
+{
+	while (rt->offload) {
+		struct offload *o = rt->offload;
+
+		rt->offload = o->older;
+		offload_free(o);
+	}
+}
+
+int rt_renew_workers(struct rt *rt)
+{
+	struct offload *o = rt->offload ? offload_create(rt->offload_threads) : NULL;
+
+	if (!o)
+		return rt->offload ? -ENOMEM : 0;
+	stop_threads(rt->offload);
+	o->older = rt->offload;
+	rt->offload = o;
+	return 0;
 }
 
 /* False if there is no thread to do it. */

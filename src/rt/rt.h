@@ -132,6 +132,9 @@ void rt_release(struct rt *rt);
 /* Runs the blocking function fn(arg) on a worker thread and returns its result. On a simulated reactor it runs in place after a virtual delay. */
 co_fn int co_offload(int (*fn)(void *arg), void *arg);
 
+/* Worker threads end as soon as they have done what they have; later work is done by new ones, which inherit what binds the caller by then. On the reactor. -ENOMEM. */
+int rt_renew_workers(struct rt *rt);
+
 /* Counters of the loop, for `stats`. */
 struct rt_stats {
 	uint64_t turns, switches, ring_enters, sqes, cqes, posts, offloads, spawned;

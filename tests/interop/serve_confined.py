@@ -1,0 +1,89 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""A serving process has given up what it does not need, and what it needs still works."""
+import json
+
+from nbd_lib import *
+
+need("nbdinfo")
+
+
+def status_of(pid):
+    with open("/proc/%d/status" % pid) as f:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+
+
+def ask(path, **request):
+    with socket.socket(socket.AF_UNIX) as c:
+        c.connect(path)
+        c.sendall(json.dumps(request).encode() + b"\n")
+        for line in c.makefile():
+            answer = json.loads(line)
+            if "progress" not in answer:
+                return answer
+
+
+def create_log(path):
+    run(WEIR, "log", "create", "--size", "64M", path)
+
+
+def every_thread_is_confined_unless_it_shall_not_be():
+    with Server("mem:16M") as s:
+        run("nbdinfo", s.uri())
+        for task in os.listdir("/proc/%d/task" % s.proc.pid):
+            with open("/proc/%d/task/%s/status" % (s.proc.pid, task)) as f:
+                text = f.read()
+            check("Seccomp:\t2" in text and "NoNewPrivs:\t1" in text, text)
+        check("refused" not in s.text(), s.text())
+    with Server("mem:16M", "--no-sandbox") as s:
+        equal(status_of(s.proc.pid)["Seccomp"], "0", "seccomp")
+
+
+def another_user_has_neither_root_nor_its_groups_and_serves_what_root_opened():
+    if os.geteuid():
+        skip("only root can become another user")
+    with folder() as d:
+        os.chmod(d, 0o700)
+        image, log, control = (os.path.join(d, x) for x in ("disk.raw", "log", "control"))
+        with open(image, "wb") as f:
+            f.truncate(4 << 20)
+        os.chmod(image, 0o600)
+        create_log(log)
+        with Server(image, "--log", log, "--control", control, "--user", "nobody") as s:
+            st = status_of(s.proc.pid)
+            equal(set(st["Uid"].split()), {"65534"}, "the user")
+            check("0" not in st["Groups"].split() + st["Gid"].split(), st["Groups"])
+            equal([st[c] for c in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")], ["0" * 16] * 5, "capabilities")
+            with Raw(s) as c:
+                c.negotiate()
+                equal(c.do(WRITE, 0, 4096, FUA, b"x" * 4096), 0, "a durable write")
+            equal(ask(control, command="status")["result"]["confined"]["uid"], 65534, "what status says")
+            equal(ask(control, command="resize", volume="disk.raw", size=8 << 20)["ok"], True, "a resize")
+            check(ask(control, command="drain")["ok"], "a drain")
+        with open(image, "rb") as f:
+            equal(f.read(4096), b"x" * 4096, "what is in the image")
+        equal(os.path.getsize(image), 8 << 20, "its size")
+        p = subprocess.run([WEIR, "serve", image, "--log", log, "--nbd", "unix:" + d + "/n", "--user", "no-such-user"], capture_output=True, text=True, timeout=TIMEOUT)
+        check(p.returncode == 1 and "no user 'no-such-user'" in p.stderr, p.stderr)
+
+
+def a_new_side_of_the_log_may_come_from_where_the_log_is_or_is_allowed_only():
+    with folder() as d, folder() as e, folder() as g:
+        control, log = os.path.join(d, "control"), os.path.join(d, "log")
+        create_log(log)
+        for where in (d, e, g):
+            with open(os.path.join(where, "new"), "wb") as f:
+                f.truncate(64 << 20)
+        with Server("mem:4M", "--log", log, "--control", control, "--allow-path", g) as s:
+            confined = ask(control, command="status")["result"]["confined"]
+            answer = ask(control, command="log-rebuild", device=os.path.join(e, "new"))
+            if confined["landlock"]:
+                check(not answer["ok"] and "--allow-path" in answer["error"], answer)
+            for where in (g, ):
+                answer = ask(control, command="log-rebuild", device=os.path.join(where, "new"))
+                check(answer["ok"], answer)
+        with Server("mem:4M", "--log", log, "--log", os.path.join(g, "new"), "--control", control) as s:
+            pass
+
+
+sys.exit(run_tests(tests_of(globals())))
