@@ -364,7 +364,7 @@ def one_round_of_qemu(s):
     if "cluster_size" in p.stderr and p.returncode:
         return
     ok &= check("weir converts it %s: %s" % (compress, target), p.returncode == 0, p.stderr)
-    ok &= check("clean: %s" % target, qemu_check("copy.qcow2") == (0, 0, 0), qemu_check("copy.qcow2"))
+    ok &= clean("clean: %s" % target, "copy.qcow2")
     ok &= equal("copy.qcow2", "model.raw")
     if not ok:
         keep(s)
