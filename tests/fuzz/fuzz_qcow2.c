@@ -8,14 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/fault.h"
 #include "backend/media.h"
 #include "format/qcow2/format.h"
 #include "format/qcow2/qcow2.h"
-#include "rt/buf.h"
+#include "fuzz/qcow2_fuzz.h"
 #include "util/bytes.h"
-#include "util/err.h"
-#include "util/log.h"
 #include "util/rng.h"
 
 #define HANG_NS (36000ull * 1000000000)	/* of virtual time */
@@ -23,14 +20,7 @@
 #define NEAR (2ull << 20)		/* requests stay this near to the start or the end */
 #define MOST (256u << 10)
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 static uint8_t buf[MOST];
-
-static void on_hang(struct rt_timer *t)
-{
-	abort();
-}
 
 static co_fn void co_request(struct disk *d, struct rng *r)
 {
@@ -58,7 +48,7 @@ static co_fn void co_request(struct disk *d, struct rng *r)
 		if (d->size <= NEAR && rng_below(r, 4) == 0)
 			co_disk_resize(d, align_up(rng_below(r, 2 * NEAR), 512), NULL);
 		break;
-	default: co_disk_write(d, off, buf, len, 0); break;
+	default: co_disk_write(d, off, buf, len, rng_below(r, 4) ? 0 : DISK_FUA); break;
 	}
 }
 
@@ -67,13 +57,11 @@ static co_fn bool co_use(struct powercut *p, unsigned flags, struct rng *r)
 {
 	static const struct qcow2_opts opts = { .table_cache = 1, .run_ahead = 1, .fill_debt = 1 };
 	struct err err = ERR_INIT;
-	struct disk *file, *d;
+	struct disk *file = co_fuzz_device(p), *d;
+	int rc = co_qcow2_open(file, "image", &opts, flags, &d, &err);
 
-	if (powercut_dev_open(powercut_dev_find(p, "image"), &file))
-		abort();
-	if (co_qcow2_open(file, "image", &opts, flags, &d, &err)) {
-		if (!err.code || !err.msg[0])
-			abort();
+	fuzz_told(rc, &err);
+	if (rc) {
 		co_disk_close(file);
 		return false;
 	}
@@ -83,62 +71,30 @@ static co_fn bool co_use(struct powercut *p, unsigned flags, struct rng *r)
 	return true;
 }
 
-struct job {
-	struct powercut *p;
-	struct rng rng;
-};
-
-static co_fn void co_main(void *arg)
+static co_fn void co_work(struct powercut *p, void *arg)
 {
-	struct job *job = arg;
-	struct rt_timer watchdog = RT_TIMER_INIT;
+	struct rng *rng = arg;
 
-	rt_timer_arm(&watchdog, rt_now_ns() + HANG_NS, on_hang);
-	co_use(job->p, 0, &job->rng);
-	if (co_use(job->p, DISK_OPEN_RDWR, &job->rng)) {
+	co_use(p, 0, rng);
+	if (co_use(p, DISK_OPEN_RDWR, rng)) {
 		uint8_t magic[8];
 
 		/* The header is still one. */
-		media_read(powercut_dev_view(powercut_dev_find(job->p, "image")), 0, magic, sizeof(magic));
+		media_read(powercut_dev_view(powercut_dev_find(p, "image")), 0, magic, sizeof(magic));
 		if (get_be32(magic) != QCOW2_MAGIC)
 			abort();
 	}
-	co_use(job->p, DISK_OPEN_RDWR, &job->rng);
-	rt_timer_cancel(&watchdog);
-}
-
-static struct rt *the_reactor(void)
-{
-	static struct rt_config config = { .coroutines = 64 };
-	static struct rt_bufpool *bufs;
-	static struct rt *rt;
-
-	if (rt)
-		return rt;
-	log_set_level(LOG_NONE);
-	if (rt_create_sim(&config, 1, &rt, NULL) || rt_bufpool_create(rt, 1, &bufs, NULL))
-		abort();
-	rt_set_bufs(rt, bufs);
-	return rt;
+	co_use(p, DISK_OPEN_RDWR, rng);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct rt *rt = the_reactor();
-	struct job job = { .p = powercut_create(1) };
 	uint8_t seed[8] = { 0 };
-	struct powercut_dev *dev;
+	size_t n = min(size, sizeof(seed));
+	struct rng rng;
 
-	memcpy(seed, data, min(size, sizeof(seed)));
-	rng_seed(&job.rng, get_le64(seed));
-	data += min(size, sizeof(seed));
-	size -= min(size, sizeof(seed));
-	dev = powercut_dev_create(job.p, "image", align_up(size, 512), NULL);
-	if (size)
-		powercut_dev_poke(dev, 0, data, size, false);
-	rt_sim_reseed(rt, 1);
-	if (rt_run(rt, co_main, &job))
-		abort();
-	powercut_destroy(job.p);
+	memcpy(seed, data, n);
+	rng_seed(&rng, get_le64(seed));
+	fuzz_run(data + n, size - n, NULL, co_work, &rng, HANG_NS);
 	return 0;
 }

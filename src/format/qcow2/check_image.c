@@ -47,24 +47,11 @@ co_fn int co_qcow2_img_flush(struct qcow2_img *img, struct err *err)
 co_fn int co_qcow2_img_write_header(struct qcow2_img *img, struct err *err)
 {
 	uint8_t buf[512];
-	struct qcow2_raw_header *raw = (void *)buf;
-	const struct qcow2_header *h = &img->h;
 	int rc = co_qcow2_img_read(img, 0, buf, sizeof(buf), err);
 
 	if (rc)
 		return rc;
-	put_be64(raw->size, h->size);
-	put_be32(raw->l1_size, h->l1_size);
-	put_be64(raw->l1_off, h->l1_off);
-	put_be64(raw->rt_off, h->rt_off);
-	put_be32(raw->rt_clusters, h->rt_clusters);
-	put_be32(raw->nb_snapshots, h->nb_snapshots);
-	put_be64(raw->snapshots_off, h->snapshots_off);
-	if (h->version >= 3) {
-		put_be64(raw->incompat, h->incompat);
-		/* Whoever changes an image and does not know what a bit means has to clear it. */
-		put_be64(raw->autoclear, h->autoclear & QCOW2_AUTOCLEAR_KNOWN);
-	}
+	qcow2_header_update(&img->h, buf);
 	rc = co_qcow2_img_write(img, 0, buf, sizeof(buf), err);
 	return rc ? rc : co_qcow2_img_flush(img, err);
 }

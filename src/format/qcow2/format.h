@@ -273,6 +273,8 @@ int qcow2_header_probe(const void *buf, size_t len, const char *name, uint32_t *
  */
 int qcow2_header_parse(const void *buf, size_t len, const char *name, unsigned flags, struct qcow2_header *ret, struct err *err);
 void qcow2_header_fini(struct qcow2_header *h);	/* of a zeroed one, too */
+/* Puts what may change while an image is in use (size, tables, snapshots, bits) into its first 512 bytes, which have the rest already. */
+void qcow2_header_update(const struct qcow2_header *h, void *sector);
 /* Writes the whole first cluster, zeroes where nothing is. -ENOSPC if it does not fit. */
 int qcow2_header_serialise(const struct qcow2_header *h, void *cluster, const char *name, struct err *err);
 /* Appends an extension; copies the data. -ENOMEM, -E2BIG. */

@@ -388,13 +388,11 @@ static void put_exts(struct writer *w, const struct qcow2_header *h)
 	put_ext(w, QCOW2_EXT_END, NULL, 0);
 }
 
-static void fill_header(const struct qcow2_header *h, struct qcow2_raw_header *raw)
+void qcow2_header_update(const struct qcow2_header *h, void *sector)
 {
-	put_be32(raw->magic, QCOW2_MAGIC);
-	put_be32(raw->version, h->version);
-	put_be32(raw->cluster_bits, h->geo.cluster_bits);
+	struct qcow2_raw_header *raw = sector;
+
 	put_be64(raw->size, h->size);
-	put_be32(raw->crypt_method, h->crypt_method);
 	put_be32(raw->l1_size, h->l1_size);
 	put_be64(raw->l1_off, h->l1_off);
 	put_be64(raw->rt_off, h->rt_off);
@@ -404,8 +402,21 @@ static void fill_header(const struct qcow2_header *h, struct qcow2_raw_header *r
 	if (h->version < 3)
 		return;
 	put_be64(raw->incompat, h->incompat);
-	put_be64(raw->compat, h->compat);
+	/* Whoever changes an image and does not know what a bit means has to clear it. */
+	put_be64(raw->autoclear, h->autoclear & QCOW2_AUTOCLEAR_KNOWN);
+}
+
+static void fill_header(const struct qcow2_header *h, struct qcow2_raw_header *raw)
+{
+	put_be32(raw->magic, QCOW2_MAGIC);
+	put_be32(raw->version, h->version);
+	put_be32(raw->cluster_bits, h->geo.cluster_bits);
+	put_be32(raw->crypt_method, h->crypt_method);
+	qcow2_header_update(h, raw);
+	if (h->version < 3)
+		return;
 	put_be64(raw->autoclear, h->autoclear);
+	put_be64(raw->compat, h->compat);
 	put_be32(raw->refcount_order, h->geo.refcount_order);
 	put_be32(raw->header_len, h->header_len);
 	raw->compression_type[0] = h->compression_type;

@@ -93,20 +93,11 @@ co_fn int co_q2_write_header(struct qcow2 *q)
 {
 	struct disk *file = q->disk.file;
 	uint8_t buf[512] __attribute__((aligned(512)));
-	struct qcow2_raw_header *raw = (void *)buf;
 	int ret = co_disk_read(file, 0, buf, sizeof(buf), 0);
 
 	if (ret)
 		return ret;
-	put_be64(raw->size, q->h.size);
-	put_be32(raw->l1_size, q->h.l1_size);
-	put_be64(raw->l1_off, q->h.l1_off);
-	put_be64(raw->rt_off, q->h.rt_off);
-	put_be32(raw->rt_clusters, q->h.rt_clusters);
-	if (q->h.version >= 3) {
-		put_be64(raw->incompat, q->h.incompat);
-		put_be64(raw->autoclear, q->h.autoclear);
-	}
+	qcow2_header_update(&q->h, buf);
 	ret = co_disk_write(file, 0, buf, sizeof(buf), 0);
 	return ret ? ret : co_disk_flush(file);
 }
