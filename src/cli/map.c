@@ -142,6 +142,16 @@ static int finish(const struct map_args *a, const char *file, bool own, bool rea
 	return ret;
 }
 
+/* The folder for files, made if need be; free(). NULL with a message. */
+static char *take_dir(const char *path, struct err *err)
+{
+	char *dir = mkdir(path, 0700) < 0 && errno != EEXIST ? NULL : realpath(path, NULL);
+
+	if (!dir)
+		err_errno(err, -errno, "%s", path);
+	return dir;
+}
+
 static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 {
 	const char *args[2 * CLI_LIST_MAX + 2];
@@ -156,11 +166,9 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 		ret = check_name(name, err);
 	if (ret < 0)
 		return ret;
-	if (mkdir(a->dir, 0700) < 0 && errno != EEXIST)
-		return err_errno(err, -errno, "%s", a->dir);
-	dir = realpath(a->dir, NULL);
+	dir = take_dir(a->dir, err);
 	if (!dir)
-		return err_errno(err, -errno, "%s", a->dir);
+		return err->code;
 	snprintf(file, sizeof(file), "%s/%s", dir, name);
 	free(dir);
 	ret = check_free(file, err);
@@ -175,6 +183,45 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 	args[n] = NULL;
 	ret = map_server_start(disk, file, name, args, err);
 	return ret < 0 ? ret : finish(a, file, true, a->read_only, err);
+}
+
+/* The volume that is meant of a server that shows no file of it. NULL with a message. */
+static const char *choose_volume(const struct map_args *a, const char *path, json_t *status, struct err *err)
+{
+	json_t *volumes = json_object_get(status, "volumes");
+
+	if (!a->volume && json_array_size(volumes) != 1)
+		err_set(err, -EINVAL, "%s: that server has %zu volumes; choose one with --volume NAME", path, json_array_size(volumes));
+	return a->volume ? a->volume : err->code ? NULL : json_string_value(json_object_get(json_array_get(volumes, 0), "name"));
+}
+
+/* Has the server show a file of a volume. The log beside it is empty, and marks the file as made here. */
+static int map_added(const struct map_args *a, const char *path, json_t *status, struct err *err)
+{
+	const char *volume = choose_volume(a, path, status, err), *name = a->name ? a->name : volume;
+	char file[PATH_MAX], mark[MAP_PATH_MAX], *dir = NULL;
+	json_t *answer;
+	FILE *f;
+	int ret = name ? check_name(name, err) : err_set(err, -EINVAL, "%s: a volume has no name", path);
+
+	if (!ret)
+		dir = take_dir(a->dir, err);
+	if (!dir)
+		return err->code;
+	snprintf(file, sizeof(file), "%s/%s", dir, name);
+	free(dir);
+	ret = check_free(file, err);
+	if (ret < 0)
+		return ret;
+	answer = ask_server(path, json_pack("{s:s, s:s, s:s}", "command", "fuse-add", "volume", volume, "path", file), err);
+	if (!answer)
+		return err->code;
+	json_decref(answer);
+	mapping_path(mark, sizeof(mark), file, ".log");
+	f = fopen(mark, "we");
+	if (f)
+		fclose(f);
+	return finish(a, file, true, a->read_only, err);
 }
 
 /* The file that a running server shows of a volume. */
@@ -196,8 +243,7 @@ static int map_served(const struct map_args *a, const char *path, struct err *er
 	if (!status || !info)
 		ret = err->code ? err->code : err_errno(err, -ENOMEM, "%s", path);
 	else if (!n)
-		ret = err_set(err, -ENOENT, "%s: that server shows no file%s%s; start it with --fuse FILE", path, a->volume ? " of volume " : "",
-			      a->volume ? a->volume : "");
+		ret = map_added(a, path, status, err);
 	else if (n > 1)
 		ret = err_set(err, -EINVAL, "%s: that server shows %zu files; choose one with --volume NAME", path, n);
 	else

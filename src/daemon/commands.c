@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/fuse.h"
 #include "daemon/internal.h"
 #include "export/fuse/server.h"
 #include "export/nbd/server.h"
@@ -338,6 +339,23 @@ static co_fn int co_resize(struct answer *a, json_t *args)
 	return co_answer_ok(a, json_pack("{s:I}", "size", (json_int_t)v->disk->size));
 }
 
+static co_fn int co_fuse_add(struct answer *a, json_t *args)
+{
+	const char *name = json_string_value(json_object_get(args, "volume")), *path = json_string_value(json_object_get(args, "path"));
+	struct volume *v = name ? graph_find(&a->s->graph, name) : NULL;
+	struct err err = ERR_INIT;
+
+	if (!v)
+		return co_answer_error(a, "there is no volume '%s'", name ? name : "");
+	if (!path || path[0] != '/')
+		return co_answer_error(a, "\"path\" is the absolute path of a file", NULL);
+	if (a->s->stop)
+		return co_answer_error(a, "the server is stopping", NULL);
+	if (co_add_file(a->s, v, path, &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	return co_answer_ok(a, NULL);
+}
+
 /* --- Cache --- */
 
 /* A size as a number of bytes or as text. False if it is there and neither. */
@@ -450,6 +468,7 @@ static const struct command {
 	{ "log-rebuild", "copy the log to a new side of its mirror; \"device\": the DISK (else the side that is out), \"force\": whatever it holds",
 	  "device force", co_log_rebuild },
 	{ "resize", "give \"volume\" the \"size\"; \"shrink\": true lets it lose its end", "volume size shrink", co_resize },
+	{ "fuse-add", "show \"volume\" as the file \"path\" (absolute), until it is unmounted", "volume path", co_fuse_add },
 	{ "cache-size", "give the read cache \"size\" bytes of memory", "size", co_cache_size },
 	{ "cache-set", "of \"volume\": what is cached (\"primarycache\", \"secondarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
 	  "volume primarycache secondarycache share limit", co_cache_set },

@@ -160,6 +160,16 @@ static co_fn int co_start_file(struct serve *s, const char *text, struct fuse_op
 	return ret;
 }
 
+co_fn int co_add_file(struct serve *s, struct volume *v, const char *path, struct err *err)
+{
+	struct fuse_export_config c = {
+		.path = path, .volume = v, .uid = geteuid(), .gid = getegid(), .unmounted = unmounted, .unmounted_arg = s,
+	};
+	int ret = s->fuse ? 0 : fuse_server_create(&s->fuse, err);
+
+	return ret < 0 ? ret : co_fuse_server_add(s->fuse, &c, err);
+}
+
 co_fn int co_start_fuse(struct serve *s, struct err *err)
 {
 	struct fuse_option *o = malloc(sizeof(*o));

@@ -7,6 +7,7 @@
 struct err;
 struct serve;
 struct serve_config;
+struct volume;
 
 /* Only the syntax. 0 or -EINVAL. */
 int fuse_check_option(const char *text, struct err *err);
@@ -14,3 +15,5 @@ int fuse_check_option(const char *text, struct err *err);
 int fuse_clear_paths(const struct serve_config *c, struct err *err);
 /* Makes the server with its files: those that name no volume take the volumes in their order. */
 co_fn int co_start_fuse(struct serve *s, struct err *err);
+/* One more file while serving. */
+co_fn int co_add_file(struct serve *s, struct volume *v, const char *path, struct err *err);

@@ -128,7 +128,7 @@ def a_running_server_is_mapped_and_goes_on():
     with Server("--fuse", "f", "--fuse", "g,,h", "a.img", "b.img") as s:
         try:
             check("one is to be chosen", "choose one with --volume" in weir("map", "ctl", status=1))
-            check("that there is", "no file of volume c" in weir("map", "--volume", "c", "ctl", status=1))
+            check("that there is", "no volume 'c'" in weir("map", "--fuse-dir", "d", "--volume", "c", "ctl", status=1))
             device = weir("map", "--volume", "b.img", "--block-size", "4096", "ctl")
             equal(sorted((m["device"] or "", os.path.basename(m["file"]), m["own"]) for m in listed()),
                   [("", "f", False), (device, "g,h", False)], "the list")
@@ -147,6 +147,25 @@ def a_running_server_is_mapped_and_goes_on():
             unmap_all()
     with open("b.img", "rb") as f:
         equal(f.read(4096), b"y" * 4096, "what was written")
+
+
+def a_running_server_without_a_file_gets_one_for_the_mapping():
+    image()
+    with Server("--nbd", "unix:n", "--name", "v", "a.img") as s:
+        try:
+            for turn in range(3):
+                device = weir("map", "--fuse-dir", "d", "ctl")
+                with opened(device) as fd:
+                    equal(os.pread(fd, 1, 0), b"\0" if turn == 0 else b"x", "what is there in turn %d" % turn)
+                    os.pwrite(fd, b"x" * 4096, 0)
+                    os.fsync(fd)
+                m, = listed()
+                equal((m["device"], m["volume"], m["own"]), (device, "v", True), "the list")
+                weir("unmap", device)
+                equal((listed(), os.listdir("d"), s.proc.poll()), ([], [], None), "what is left")
+            equal(len(s.ask("status")["fuse"]), 1, "files that the server remembers")
+        finally:
+            unmap_all()
 
 
 def what_cannot_be_mapped_is_refused_with_a_reason():

@@ -220,32 +220,50 @@ static int attach_blocking(void *arg)
 	return fuse_mount_attach(&a->config, a->mount, a->err);
 }
 
+/* Those that were unmounted stay in the list only for `status`. */
+static void forget_ended(struct fuse_server *s)
+{
+	list_for_each_safe(&s->exports, n) {
+		struct fuse_export *e = container_of(n, struct fuse_export, node);
+
+		if (e->ended)
+			export_free(e);
+	}
+}
+
 co_fn int co_fuse_server_add(struct fuse_server *s, const struct fuse_export_config *config, struct err *err)
 {
-	struct fuse_export *e = export_new(s, config, err);
+	struct fuse_export *e;
 	char source[256];
 	struct attach a = { .err = err };
 	int ret;
 
-	if (!e)
+	forget_ended(s);
+	e = s->stopping ? NULL : export_new(s, config, err);
+	if (!e) {
+		err_set(err, -ESHUTDOWN, "%s: the server is stopping", config->path);
 		return err_prefix(err, "FUSE");
+	}
 	snprintf(source, sizeof(source), "weir:%s", config->volume->name);
 	a.config = (struct fuse_mount_config){
 		.path = config->path, .source = source, .read_only = e->v->read_only, .allow_other = config->allow_other, .mode = e->mode,
 	};
 	a.mount = &e->mount;
+	s->receivers++;	/* from now on: the end waits for it */
 	ret = co_offload(attach_blocking, &a);
 	if (!ret) {
-		ret = co_spawn("fuse receiver", co_export_main, e);
+		/* The end may have begun meanwhile. */
+		ret = s->stopping ? -ESHUTDOWN : co_spawn("fuse receiver", co_export_main, e);
 		if (ret < 0)
 			fuse_mount_detach(&e->mount);
 	}
 	if (ret < 0) {
 		export_free(e);
+		s->receivers--;
+		co_queue_wake_all(&s->stop_q);
 		err_errno(err, ret, "%s", config->path);
 		return err_prefix(err, "FUSE");
 	}
-	s->receivers++;
 	list_add_tail(&s->exports, &e->node);
 	return 0;
 }
