@@ -6,7 +6,7 @@ Speed against the peers: weir with and without its log, qemu-storage-daemon and 
 usage: tests/perf/bench.py [--weir PATH] [--dir DIR] [--rounds N] [--tries N] [--seconds N] [--quick] [--only WORKLOAD,...] [--json FILE] [--markdown FILE]
 
 bench_qcow2.py has the rows for qcow2 images (--only qcow2), bench_fuse.py those for disks as files (--only fuse), bench_rbd.py those for Ceph images (--only
-rbd), which are left out without Ceph.
+rbd), which are left out without Ceph, and bench_tls.py those over TLS (--only tls).
 
 Everything is interleaved: a round runs each cell once, and the table shows medians over the rounds with the smallest and the largest value. Before each
 cell the machine must have been quiet for a second (bounded wait), and a cell during which other processes took more than 12 % of the processors is repeated, three times at most;
@@ -31,6 +31,7 @@ import time
 import bench_fuse
 import bench_qcow2
 import bench_rbd
+import bench_tls
 from bench_lib import DISTURBED, GiB, Server, TICK, VhostServer, cpu_idle, wait_quiet
 
 
@@ -46,6 +47,7 @@ class Bench:
         self.qcow2 = bench_qcow2.Qcow2(self)
         self.fuse = bench_fuse.Fuse(self)
         self.rbd = bench_rbd.Rbd(self)
+        self.tls = bench_tls.Tls(self)
 
     # --- set-up ---
 
@@ -91,6 +93,8 @@ class Bench:
         return Server(self.d, ["nbdkit", "-f", "-U", self.sock, *plugin], [f"nbd+unix:///?socket={self.sock}"], [self.sock])
 
     def server(self, who):
+        if " tls" in who:
+            return self.tls.server(who)
         if " fuse" in who:
             return self.fuse.server(who)
         return {
@@ -194,6 +198,8 @@ class Bench:
             r = self.vhost(workload, server)
         elif workload.startswith("qcow2"):
             r = self.qcow2.run(workload.split(), server)
+        elif workload.startswith("tls"):
+            r = self.digest(self.fio(self.tls.jobs(workload, server, who)), workload[4:])
         elif workload.startswith("fuse"):
             r = self.digest(self.fio(self.fuse.jobs(workload)), workload[5:])
         else:
@@ -266,6 +272,7 @@ class Bench:
         *bench_fuse.PLAN,
         *bench_qcow2.PLAN,
         *bench_rbd.PLAN,
+        *bench_tls.PLAN,
     ]
 
     def run(self):
