@@ -126,6 +126,46 @@ def an_osd_that_dies_and_returns_stops_nobody_who_has_a_log():
     image_holds("osd", writer.have)
 
 
+def a_monitor_that_dies_and_returns_is_not_missed():
+    with Serve("--name", "v", c.create("mon", "8M")) as w:
+        writer = Writer(w)
+        writer.write(1)
+        c.mon.kill()
+        for n in range(2, 50):
+            writer.write(n)
+        c.mon.start()
+        for n in range(50, 100):
+            writer.write(n)
+        writer.verify()
+        equal(w.end()[0], 0, "the end")
+
+
+def a_cluster_that_is_gone_for_longer_than_the_log_lasts_loses_nothing():
+    disk = c.create("long", "64M")
+    data = bytes(range(256)) * 4096
+    with Serve(*log(), "--name", "v", disk) as w:
+        h = Writer(w).h
+        c.osd.send(signal.SIGSTOP)
+        flying, done = [], 0
+        for i in range(40):                 # more than the log of 32M holds
+            buf = nbd.Buffer.from_bytearray(bytearray(data))
+            flying.append(h.aio_pwrite(buf, i * MIB))
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            h.poll(50)
+        waiting = [k for k in flying if not h.aio_command_completed(k)]
+        require(waiting, "the log is full, and writers wait")
+        require(len(waiting) < 40, "but it took what it could")
+        w.status(timeout=5)
+        c.osd.send(signal.SIGCONT)
+        until("all are written when the cluster is back",
+              lambda: h.poll(100) >= 0 and not h.aio_in_flight())
+        h.flush()
+        for i in range(40):
+            require(h.pread(MIB, i * MIB) == data, "MiB %d" % i)
+        equal(w.end()[0], 0, "the end")
+
+
 def without_a_log_a_cluster_that_hangs_pauses_or_fails():
     with Serve("--name", "v", c.create("pause", "8M")) as w:
         writer = Writer(w)
