@@ -128,7 +128,9 @@ def a_living_client_that_would_give_its_lock_away_keeps_it():
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=c.env)
     try:
         until("rbd bench takes the lock", lambda: c.rbd_json("lock", "ls", "bench"))
+        began = time.monotonic()
         require("is in use by another client" in open_error(c.disk("bench")), "its image is refused")
+        require(time.monotonic() - began < 20, "without waiting for its death")
         require(p.poll() is None, "and it goes on")
     finally:
         p.kill()
