@@ -513,6 +513,6 @@ int main(void)
 		free(w);
 	}
 	printf("%" PRIu64 " reads, %" PRIu64 " blocks hit\n", reads, hits);
-	CHECK(hits > reads / 20);
+	CHECK(hits > reads / 10);
 	return 0;
 }
