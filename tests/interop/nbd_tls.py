@@ -14,6 +14,9 @@ need("nbdinfo", "nbdcopy", "qemu-img", "gnutls-cli")
 
 PKI_DIR = tempfile.mkdtemp(prefix="weir-pki-")
 atexit.register(shutil.rmtree, PKI_DIR, True)
+if "without GnuTLS" in subprocess.run([WEIR, "serve", "null:1M", "--nbd", "unix:%s/s" % PKI_DIR, "--tls-creds", PKI_DIR],
+                                      stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT).stderr:
+    skip("this weir was built without GnuTLS")
 pki = Pki(PKI_DIR)
 SERVER, CLIENT = pki.file("server"), pki.file("client")
 KEY, OTHER_KEY = "00112233445566778899aabbccddeeff" * 2, "ff" * 32
