@@ -52,7 +52,10 @@ class Server:
             self.proc = subprocess.Popen([WEIR, "serve", "--control", "ctl", *args], stderr=log)
         end = time.monotonic() + 30
         while "weir: ready" not in self.log():
-            require(self.proc.poll() is None and time.monotonic() < end, "the server starts: " + self.log())
+            if self.proc.poll() is not None or time.monotonic() > end:
+                self.proc.kill()
+                clear()
+                require(False, "the server starts: " + self.log())
             time.sleep(0.005)
 
     def log(self):
@@ -82,10 +85,12 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, failed, *_):
         if self.proc.poll() is None:
             self.proc.terminate()
             self.proc.wait(20)
+        if failed:
+            clear()
 
 
 def mounts():
