@@ -97,6 +97,9 @@ co_fn int co_graph_rebuild_log(struct graph *g, const char *device, bool force, 
 
 	if (!ret && d && !force)
 		ret = co_wlog_check_blank(d, err);
+	/* A device may take its time, and the log may be closed meanwhile. */
+	if (!ret && !g->log)
+		ret = err_set(err, -ESHUTDOWN, "the server is stopping");
 	if (ret < 0) {
 		co_disk_close(d);
 		return ret;

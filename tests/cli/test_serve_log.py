@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from harness import *
@@ -443,6 +444,44 @@ def every_log_and_sync_mode_keeps_what_a_flush_covered():
                 check(c.read(5) == block(3), "%r: flushed" % (opts,))
                 if "write" in opts or "always" in opts:
                     check(c.read(6) == block(4), "%r: acknowledged" % (opts,))
+
+
+def pump(a, b):
+    try:
+        while data := a.recv(65536):
+            b.sendall(data)
+    except OSError:
+        pass
+
+
+def test_a_device_that_answers_after_the_end_does_no_harm():
+    """`log-rebuild` opens a device that takes its time, and the server ends meanwhile."""
+    with Bed():
+        other = subprocess.Popen([WEIR, "serve", "mem:64M", "--name", "x", "--nbd", "unix:other"], stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE, text=True)
+        try:
+            while not other.stderr.readline().strip().endswith("ready"):
+                pass
+            slow = socket.socket(socket.AF_UNIX)
+            slow.bind("slow")
+            slow.listen(1)
+            slow.settimeout(10)
+            s = Serve("a.raw")
+            with socket.socket(socket.AF_UNIX) as k:
+                k.connect("control")
+                k.sendall(b'{"command": "log-rebuild", "device": "nbd+unix:///x?socket=slow"}\n')
+                near = slow.accept()[0]
+                s.proc.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+                far = socket.socket(socket.AF_UNIX)
+                far.connect("other")
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=ends, daemon=True).start()
+                status = s.proc.wait(10)
+                check(status == 0, "the server ends in order: %d" % status)
+        finally:
+            other.kill()
+            other.wait()
 
 
 if "\"log\"" in weir("log").stderr and "no" in weir("log").stderr:
