@@ -3,6 +3,7 @@
 # Coroutines on aarch64, emulated: the switch, and the simulated reactor on top of it.
 # usage: test_rt_aarch64.sh SOURCE-ROOT
 root=$1
+unset MALLOC_PERTURB_	# the compiler needs no help in finding its faults
 cc=aarch64-linux-gnu-gcc
 run=$(command -v qemu-aarch64 || command -v qemu-aarch64-static) || { echo "skipped: qemu-aarch64 is not installed (Debian: qemu-user)"; exit 77; }
 command -v $cc >/dev/null || { echo "skipped: $cc is not installed (Debian: gcc-aarch64-linux-gnu)"; exit 77; }
