@@ -51,6 +51,9 @@ int wl_append_init(struct wlog *w)
 	w->mem_size = align_up(max(w->config.memory, WL_MEM_MIN), WL_BLOCK);
 	w->batch_cap = w->seg_bytes / WL_BLOCK + 64;
 	w->mem = map_memory(w->mem_size);
+	/* A record is copied to pages that nobody has touched yet, until the ring has been around once: in large pages there are few. */
+	if (w->mem)
+		(void)madvise(w->mem, w->mem_size, MADV_HUGEPAGE);
 	w->desc = map_memory(WL_MAX_BATCH);
 	w->index = map_memory(WL_MAX_INDEX);
 	w->clean_buf = map_memory(WL_MAX_BATCH);
