@@ -202,7 +202,7 @@ class Server:
 
 def fio(server):
     return subprocess.Popen(["fio", "--name=x", "--ioengine=nbd", "--uri=" + server.uri("b"), "--rw=randwrite", "--bs=4k", "--iodepth=16",
-                             "--offset=%d" % CHECKED, "--size=%d" % (SIZE - CHECKED), "--time_based=1", "--runtime=60", "--fsync=8"],
+                             "--offset=%d" % CHECKED, "--size=%d" % (SIZE - CHECKED), "--time_based=1", "--runtime=60", "--fsync=8", "--thread"],
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
