@@ -29,6 +29,8 @@ static void slot_free(struct rbd_slot *s)
 {
 	struct rbd_disk *r = s->r;
 
+	if (s->bounce)
+		co_queue_wake_one(&r->buf_wait);
 	rt_buf_put(r->bounces, s->bounce);
 	s->bounce = NULL;
 	s->wait = NULL;
@@ -147,6 +149,13 @@ static co_fn int co_take_slot(struct rbd_disk *r, struct rbd_slot **ret)
 	return 0;
 }
 
+/* The place that was free is not used after all: the next one who waits may have it. Returns `ret`. */
+static int pass_on(struct rbd_disk *r, int ret)
+{
+	co_queue_wake_one(&r->slot_wait);
+	return ret;
+}
+
 static int submit(struct rbd_disk *r, enum rbd_verb verb, rbd_completion_t c, uint64_t off, uint64_t len, const struct iovec *iov, int niov,
 		  unsigned flags)
 {
@@ -189,15 +198,19 @@ static co_fn int co_request(struct rbd_disk *r, enum rbd_verb verb, uint64_t off
 	if (ret)
 		return ret;
 	if (off + len > r->size)
-		return -EIO;
+		return pass_on(r, -EIO);
 	if (verb == RBD_READ && r->bounces) {
 		s->bounce = rt_buf_tryget(r->bounces, len);
 		if (!s->bounce)
-			return -EAGAIN;
+			return pass_on(r, -EAGAIN);
 		s->iov = (struct iovec){ s->bounce, len };
 	}
 	ret = r->api->rbd_aio_create_completion(s, NULL, &c);
-	if (!ret) {
+	if (ret < 0) {
+		rt_buf_put(r->bounces, s->bounce);
+		s->bounce = NULL;
+		pass_on(r, ret);
+	} else {
 		s->wait = &wait;
 		s->since_ns = rt_now_ns();
 		list_del(&s->node);
@@ -229,7 +242,7 @@ static co_fn int co_rbd_read(struct disk *d, uint64_t off, uint64_t len, const s
 	int ret;
 
 	while ((ret = co_request(r, RBD_READ, off, len, iov, niov, flags)) == -EAGAIN)
-		if (!co_queue_wait_until(&r->slot_wait, min(deadline, rt_now_ns() + TICK_NS), "a buffer for a read from Ceph") &&
+		if (!co_queue_wait_until(&r->buf_wait, min(deadline, rt_now_ns() + TICK_NS), "a buffer for a read from Ceph") &&
 		    rt_now_ns() >= deadline)
 			return -ETIMEDOUT;
 	return ret;

@@ -67,7 +67,7 @@ struct rbd_disk {
 	struct rt_watch *watch;
 	struct rbd_slot slot[RBD_SLOTS];
 	struct list free, busy;
-	struct co_queue slot_wait, idle;
+	struct co_queue slot_wait, buf_wait, idle;	/* who waits for a place, for a buffer of a read that may be given up, for the end of all */
 	struct rt_bufpool *bounces;
 	struct rbd_map map;
 	uint64_t changes;	/* submitted */

@@ -300,6 +300,7 @@ static co_fn int rbd_co_open(struct disk_spec *spec, unsigned flags, struct disk
 	list_init(&r->free);
 	list_init(&r->busy);
 	co_queue_init(&r->slot_wait);
+	co_queue_init(&r->buf_wait);
 	co_queue_init(&r->idle);
 	co_queue_init(&r->watch_wait);
 	co_mutex_init(&r->call_lock);
