@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tls/tls.h"
 #include "util/bytes.h"
 #include "util/iov.h"
 #include "util/log.h"
@@ -228,6 +229,7 @@ static void nbd_status(struct disk *d, void *obj)
 
 	json_object_set_new(obj, "connected", json_boolean(n->session == NBD_UP));
 	json_object_set_new(obj, "connections", json_integer(n->nconns));
+	json_object_set_new(obj, "tls", n->conn[0].tls ? json_string(tls_description(n->conn[0].tls)) : json_null());
 	json_object_set_new(obj, "export", json_string(n->config.uri.export));
 	json_object_set_new(obj, "extended_headers", json_boolean(n->info.extended));
 	json_object_set_new(obj, "structured_replies", json_boolean(n->info.structured || n->info.extended));
@@ -248,6 +250,7 @@ static void nbd_free(struct nbd *n)
 	for (unsigned i = 0; i < n->config.connections && n->conn; i++)
 		nbd_conn_fini(&n->conn[i]);
 	free(n->conn);
+	tls_creds_free(n->creds);
 	nbd_replay_destroy(n->replay);
 	nbd_uri_fini(&n->config.uri);
 	disk_fini(&n->disk);
@@ -363,7 +366,7 @@ static co_fn int co_first_connect(struct nbd *n, struct err *err)
 
 		if (!ret)
 			return 0;
-		if (rt_now_ns() >= until || ret == -EPROTO || ret == -ENOTSUP || ret == -EACCES)
+		if (rt_now_ns() >= until || ret == -EPROTO || ret == -ENOTSUP || ret == -EACCES || ret == -EPERM)
 			return err_set(err, ret, "%s", e.msg);
 		co_sleep_ns(wait_ns);
 		wait_ns = min(2 * wait_ns, (uint64_t)1000000000);
@@ -372,8 +375,10 @@ static co_fn int co_first_connect(struct nbd *n, struct err *err)
 
 static co_fn int co_start(struct nbd *n, unsigned flags, struct err *err)
 {
-	int ret = co_first_connect(n, err);
+	int ret = co_nbd_load_creds(n, err);
 
+	if (!ret)
+		ret = co_first_connect(n, err);
 	if (ret)
 		return ret;
 	n->info = n->conn[0].info;
@@ -454,6 +459,19 @@ static int parse_reconnect(struct opts *o, uint64_t *ret_ns, const char *name, s
 	return 0;
 }
 
+/* What the URI asks for, and what stands behind it. */
+static int take_tls_options(struct opts *o, struct nbd_uri *u, const char *text, struct err *err)
+{
+	for (unsigned i = 0; nbd_tls_keys[i]; i++) {
+		const char *val = opts_str(o, nbd_tls_keys[i]);
+		int ret = val ? nbd_uri_set_tls(u, nbd_tls_keys[i], val, text, err) : 0;
+
+		if (ret)
+			return ret;
+	}
+	return nbd_uri_check_tls(u, text, err);
+}
+
 static co_fn int co_nbd_open(struct disk_spec *spec, unsigned flags, struct disk **ret, struct err *err)
 {
 	struct nbd_config config = { .connections = 1, .replay = REPLAY_DEFAULT };
@@ -477,6 +495,8 @@ static co_fn int co_nbd_open(struct disk_spec *spec, unsigned flags, struct disk
 	config.replay = align_down(config.replay, 4096);
 	r = nbd_uri_parse(spec->rest, &config.uri, err);
 	if (!r)
+		r = take_tls_options(&spec->opts, &config.uri, spec->text, err);
+	if (!r)
 		r = co_nbd_open_config(&config, spec->rest, flags, ret, err);
 	else
 		nbd_uri_fini(&config.uri);
@@ -485,6 +505,6 @@ static co_fn int co_nbd_open(struct disk_spec *spec, unsigned flags, struct disk
 
 const struct disk_driver nbd_driver = {
 	.name = "nbd",
-	.options = "timeout,reconnect,open-timeout,connections,replay",
+	.options = "timeout,reconnect,open-timeout,connections,replay,tls-certificates,tls-psk-file,tls-username,tls-hostname,tls-verify-peer",
 	.co_open = co_nbd_open,
 };

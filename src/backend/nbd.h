@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * NBD client: inside. The driver's operations are in nbd.c, sessions (connect, lose, replay, resume) in nbd_session.c, the way of requests over
- * one connection in nbd_conn.c, replies in nbd_reply.c, the handshake in nbd_handshake.c, the copy of what may be lost in nbd_replay.c.
+ * one connection in nbd_conn.c, replies in nbd_reply.c, the handshake in nbd_handshake.c, bytes in the plain and over TLS in nbd_stream.c, the copy of what
+ * may be lost in nbd_replay.c.
  *
  * A request is a coroutine that is parked until its reply is complete. Each connection has a sender coroutine, which gathers all that is queued into
  * one system call, and a receiver coroutine, which reads replies into a small buffer and large payloads straight into the requests' memory. One
@@ -51,6 +52,8 @@
 
 struct nbd;
 struct nbd_conn;
+struct tls;
+struct tls_creds;
 
 struct nbd_span {
 	uint32_t off, end;	/* inside the request */
@@ -90,10 +93,12 @@ struct nbd_conn {
 	struct nbd *n;
 	unsigned index;
 	int fd;			/* -1: none */
+	struct tls *tls;	/* NULL: in the plain */
+	char tls_why[200];	/* what went wrong with TLS on this connection, or the last one; "": nothing */
 	bool up;		/* requests may be queued here */
 	bool receiving, sending; /* the coroutines are busy with fd */
 	int lost;		/* why it went down, -errno */
-	const char *why;	/* the same for people, static text; NULL: strerror(lost) */
+	const char *why;	/* the same for people, static text or tls_why; NULL: strerror(lost) */
 	unsigned in_flight;	/* requests with conn == this */
 	struct nbd_facts info;
 	struct list txq;
@@ -128,6 +133,7 @@ struct nbd {
 	struct disk_ops ops;	/* of this server: what it lacks is NULL */
 	struct nbd_config config;
 	struct nbd_facts info;	/* of the first handshake: what later ones must match */
+	struct tls_creds *creds; /* of the connection to be made; NULL: none are loaded */
 	enum nbd_session session;
 	int dead;		/* -errno that every request gets; 0: alive */
 	bool closing;
@@ -201,6 +207,19 @@ static inline const uint8_t *nbd_rx(const struct nbd_conn *c)
 {
 	return c->rx + c->rx_head;
 }
+
+/* --- nbd_stream.c: the bytes of a connection, over TLS once that is up --- */
+/* As co_io_recvmsg() and co_io_sendv_all(); -ECONNRESET with tls_why set for what TLS refuses. One caller each at a time. */
+co_fn ssize_t co_nbd_recv(struct nbd_conn *c, struct iovec *iov, int n);
+co_fn int co_nbd_send(struct nbd_conn *c, struct iovec *iov, int n);
+/* Plain, without waiting; the last that is sent. */
+void nbd_send_last(struct nbd_conn *c, const void *data, size_t len);
+/* The server has acknowledged STARTTLS. */
+co_fn int co_nbd_starttls(struct nbd_conn *c, struct err *err);
+/* Reads the credentials that the URI names, anew if there are some; those stay if the files are not good. */
+co_fn int co_nbd_load_creds(struct nbd *n, struct err *err);
+/* Closes the socket, if there is one. The connection is quiet. */
+void nbd_hang_up(struct nbd_conn *c);
 
 /* --- nbd_handshake.c --- */
 /* On the connected c->fd; fills in c->info. Bounded by NBD_HANDSHAKE_NS. */

@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "backend/nbd.h"
 #include "rt/io.h"
@@ -25,9 +24,7 @@ int nbd_conn_init(struct nbd *n, struct nbd_conn *c, unsigned index)
 
 void nbd_conn_fini(struct nbd_conn *c)
 {
-	if (c->fd >= 0)
-		close(c->fd);
-	c->fd = -1;
+	nbd_hang_up(c);
 	free(c->rx);
 	c->rx = NULL;
 }
@@ -152,7 +149,7 @@ static co_fn int co_send_batch(struct nbd_conn *c)
 	int niov, ret;
 	unsigned n = gather(c, &niov);
 
-	ret = co_io_sendv_all(c->fd, c->tx_iov, niov);
+	ret = co_nbd_send(c, c->tx_iov, niov);
 	for (unsigned i = 0; i < n; i++) {
 		struct nbd_req *r = c->tx_req[i];
 
@@ -178,7 +175,7 @@ co_fn void co_nbd_sender(void *arg)
 
 		c->sending = false;
 		if (ret)
-			nbd_conn_break(c, ret, NULL);
+			nbd_conn_break(c, ret, c->why);
 		if (!c->up)
 			co_queue_wake_all(&n->changed);
 	}
@@ -193,7 +190,7 @@ void nbd_goodbye(struct nbd_conn *c)
 
 	/* Best effort: a server that takes nothing any more shall not hold us up. */
 	if (c->up && !c->sending)
-		(void)!send(c->fd, head, put_request(c, &r, head), MSG_DONTWAIT | MSG_NOSIGNAL);
+		nbd_send_last(c, head, put_request(c, &r, head));
 }
 
 co_fn void co_nbd_receiver(void *arg)

@@ -51,7 +51,7 @@ static co_fn int co_send_option(struct nbd_conn *c, uint32_t option, const void 
 	put_be64(head, NBD_OPT_MAGIC);
 	put_be32(head + 8, option);
 	put_be32(head + 12, len);
-	return co_io_sendv_all(c->fd, iov, len ? 2 : 1);
+	return co_nbd_send(c, iov, len ? 2 : 1);
 }
 
 /* The header of one reply; its `len` bytes follow in the stream. */
@@ -193,7 +193,7 @@ static int refused(struct nbd_conn *c, uint32_t type, const char *words, struct 
 	case NBD_REP_ERR_UNKNOWN:
 		return err_set(err, -ENOENT, "%s: the server has no export named \"%s\"%s; nbdinfo --list shows those that it has", name, export, words);
 	case NBD_REP_ERR_TLS_REQD:
-		return err_set(err, -ENOTSUP, "%s: the server insists on TLS, which weir does not speak yet%s; use a server without, or a tunnel", name, words);
+		return err_set(err, -ENOTSUP, "%s: the server insists on TLS%s; write nbds:// in place of nbd://, with tls-certificates=DIR or tls-psk-file=FILE", name, words);
 	case NBD_REP_ERR_POLICY:
 		return err_set(err, -EACCES, "%s: the server does not let this client use the export%s", name, words);
 	case NBD_REP_ERR_SHUTDOWN:
@@ -277,6 +277,19 @@ static int check_info(struct nbd_conn *c, struct err *err)
 	return 0;
 }
 
+/* Never goes on without. */
+static co_fn int co_encrypt(struct nbd_conn *c, bool has_options, struct err *err)
+{
+	int r = has_options ? co_ask(c, NBD_OPT_STARTTLS, err) : 0;
+
+	if (r < 0)
+		return r;
+	if (!r)
+		return err_set(err, -ENOTSUP, "%s: the server does not offer TLS; give it certificates or keys, or write nbd:// if the network is to be trusted",
+			       c->n->disk.name);
+	return co_nbd_starttls(c, err);
+}
+
 static co_fn int co_negotiate(struct nbd_conn *c, struct err *err)
 {
 	uint16_t flags;
@@ -295,6 +308,11 @@ static co_fn int co_negotiate(struct nbd_conn *c, struct err *err)
 	r = co_io_send_all(c->fd, reply, sizeof(reply));
 	if (r)
 		return r;
+	if (c->n->config.uri.is_tls) {
+		r = co_encrypt(c, flags & NBD_FLAG_FIXED_NEWSTYLE, err);
+		if (r)
+			return r;
+	}
 	if (!(flags & NBD_FLAG_FIXED_NEWSTYLE))
 		return co_export_name(c, flags & NBD_FLAG_NO_ZEROES, err);
 
@@ -330,7 +348,15 @@ co_fn int co_nbd_handshake(struct nbd_conn *c, struct err *err)
 	c->rx_head = c->rx_tail = 0;
 	rt_timer_arm(&g.timer, rt_now_ns() + NBD_HANDSHAKE_NS, guard_fired);
 	r = co_negotiate(c, err);
+	/* In TLS 1.3 a client hears only behind its handshake that it is refused, and may find first that nobody takes what it says. */
+	if (r == -EPIPE && c->tls) {
+		c->rx_iov[0] = (struct iovec){ c->rx, NBD_RX_SIZE };
+		(void)!co_nbd_recv(c, c->rx_iov, 1);
+	}
 	rt_timer_cancel(&g.timer);
+	if (r && c->tls && c->tls_why[0])
+		return err_set(err, -EPERM, "%s: %s; has it the certificate or key that the server wants (tls-certificates, tls-psk-file)?", c->n->disk.name,
+			       c->tls_why);
 	if (!r)
 		r = check_info(c, err);
 	if (r && g.fired)

@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "backend/nbd.h"
-#include "rt/io.h"
 #include "util/bytes.h"
 #include "util/iov.h"
 
@@ -32,8 +31,7 @@ static int violation(struct nbd_conn *c, const char *why)
 
 static co_fn int co_receive(struct nbd_conn *c, int niov)
 {
-	struct msghdr msg = { .msg_iov = c->rx_iov, .msg_iovlen = niov };
-	ssize_t n = co_io_recvmsg(c->fd, &msg, 0);
+	ssize_t n = co_nbd_recv(c, c->rx_iov, niov);
 
 	return n > 0 ? (int)n : n ? (int)n : -ECONNRESET;
 }

@@ -19,7 +19,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/nbd.h"
 #include "rt/io.h"
@@ -92,10 +91,8 @@ co_fn int co_nbd_connect(struct nbd_conn *c, struct err *err)
 		return ret;
 	c->fd = ret;
 	ret = co_nbd_handshake(c, err);
-	if (ret) {
-		close(c->fd);
-		c->fd = -1;
-	}
+	if (ret)
+		nbd_hang_up(c);
 	return ret;
 }
 
@@ -128,9 +125,7 @@ co_fn unsigned co_nbd_connect_more(struct nbd *n)
 		struct err err = ERR_INIT;
 
 		if (co_nbd_connect(c, &err) || check_same(n, &c->info, &err)) {
-			if (c->fd >= 0)
-				close(c->fd);
-			c->fd = -1;
+			nbd_hang_up(c);
 			log_warn("%s: uses %u of %u connections: %s", n->disk.name, up, n->config.connections, err.msg);
 			break;
 		}
@@ -179,13 +174,8 @@ static co_fn void co_quiesce(struct nbd *n)
 			break;
 		co_queue_wait(&n->changed, "lost NBD connections to become quiet");
 	}
-	for (unsigned i = 0; i < n->config.connections; i++) {
-		struct nbd_conn *c = &n->conn[i];
-
-		if (c->fd >= 0)
-			close(c->fd);
-		c->fd = -1;
-	}
+	for (unsigned i = 0; i < n->config.connections; i++)
+		nbd_hang_up(&n->conn[i]);
 }
 
 static void collect_one(struct nbd *n, struct nbd_req *r)
@@ -336,10 +326,21 @@ static co_fn void co_pause(struct nbd *n, uint64_t ns)
 		co_queue_wait_until(&n->changed, until, "the NBD server to come back");
 }
 
+/* Certificates are renewed while a disk is open. Bad files leave it with those that it has. */
+static co_fn void co_renew_creds(struct nbd *n, struct err *told)
+{
+	const struct nbd_tls_options *t = &n->config.uri.tls;
+	struct err err = ERR_INIT;
+
+	if ((t->certificates || t->psk_file) && co_nbd_load_creds(n, &err) < 0 && strcmp(told->msg, err.msg))
+		log_warn("%s; those that were read before stay in use", err.msg);
+	*told = err;
+}
+
 static co_fn void co_reconnect(struct nbd *n)
 {
 	uint64_t replayed = n->replayed, resent = n->resent;
-	bool told = false;
+	struct err told = ERR_INIT, creds_told = ERR_INIT;
 	char buf[16];
 
 	if (n->conn[0].replies)
@@ -351,6 +352,7 @@ static co_fn void co_reconnect(struct nbd *n)
 		if (wants_to_end(n))
 			return;
 		n->backoff_ns = n->backoff_ns ? min(2 * n->backoff_ns, BACKOFF_MAX_NS) : BACKOFF_MIN_NS;
+		co_renew_creds(n, &creds_told);
 		if (!co_try(n, &err)) {
 			n->nconns = co_nbd_connect_more(n);
 			if (n->conn[0].up && !wants_to_end(n))
@@ -365,9 +367,10 @@ static co_fn void co_reconnect(struct nbd *n)
 				duration_format(rt_now_ns() - n->down_since_ns, buf), err.msg);
 			return;
 		}
-		if (!told)
+		/* A server that comes back and then has the wrong certificate is another matter. */
+		if (strcmp(told.msg, err.msg))
 			log_warn("%s; trying again", err.msg);
-		told = true;
+		told = err;
 	}
 	n->reconnects++;
 	resume(n);

@@ -9,10 +9,11 @@
 #include <sys/un.h>
 
 #include "backend/nbd_uri.h"
+#include "util/bytes.h"
 #include "util/err.h"
 #include "util/nbd_proto.h"
 
-#define EXAMPLES "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"
+#define EXAMPLES "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, with TLS nbds://..."
 
 static int hex_digit(char c)
 {
@@ -68,9 +69,16 @@ static int parse_authority(const char *s, size_t len, struct nbd_uri *u, const c
 {
 	const char *end = s + len, *at = memchr(s, '@', len), *host, *host_end, *port = NULL;
 
-	if (at)
-		return err_set(err, -EINVAL, "%s: a user name in the address serves TLS only, which weir does not speak yet; leave it out", text);
 	host = s;
+	if (at) {
+		u->tls.user = unescape_text(s, at - s, 255);
+		if (!u->is_tls)
+			return err_set(err, -EINVAL, "%s: a user name in the address serves TLS only; write nbds:// or leave it out", text);
+		if (!u->tls.user || !*u->tls.user)
+			return err_set(err, -EINVAL, "%s: the user's name is empty or badly encoded", text);
+		u->tls.any = true;
+		host = at + 1;
+	}
 	if (host < end && *host == '[') {
 		host++;
 		host_end = memchr(host, ']', end - host);
@@ -85,6 +93,8 @@ static int parse_authority(const char *s, size_t len, struct nbd_uri *u, const c
 		else
 			host_end = end;
 	}
+	if (u->is_unix && host == end)
+		return 0;
 	if (host == host_end)
 		return err_set(err, -EINVAL, "%s: has no host; write " EXAMPLES, text);
 	u->host = unescape_text(host, host_end - host, 255);
@@ -113,6 +123,72 @@ static int parse_socket(const char *s, size_t len, struct nbd_uri *u, const char
 	return 0;
 }
 
+/* --- TLS --- */
+
+const char *const nbd_tls_keys[] = { "tls-certificates", "tls-psk-file", "tls-username", "tls-hostname", "tls-verify-peer", NULL };
+
+static int set_verify(struct nbd_uri *u, const char *val, const char *text, struct err *err)
+{
+	static const char *const yes[] = { "on", "true", "yes", "1" }, *const no[] = { "off", "false", "no", "0" };
+
+	for (size_t i = 0; i < ARRAY_SIZE(yes); i++) {
+		if (!strcasecmp(val, yes[i]) || !strcasecmp(val, no[i])) {
+			u->tls.no_verify = !strcasecmp(val, no[i]);
+			return 0;
+		}
+	}
+	return err_set(err, -EINVAL, "%s: tls-verify-peer is on or off", text);
+}
+
+int nbd_uri_set_tls(struct nbd_uri *u, const char *key, const char *val, const char *text, struct err *err)
+{
+	char **const to[] = { &u->tls.certificates, &u->tls.psk_file, &u->tls.user, &u->tls.hostname };
+	unsigned i = 0;
+
+	u->tls.any = true;
+	while (nbd_tls_keys[i] && strcmp(nbd_tls_keys[i], key))
+		i++;
+	if (!nbd_tls_keys[i])
+		return err_set(err, -EINVAL, "%s: \"%s\" is not a parameter of TLS; there are tls-certificates, tls-psk-file, tls-username, tls-hostname and "
+			       "tls-verify-peer", text, key);
+	if (i >= ARRAY_SIZE(to))
+		return set_verify(u, val, text, err);
+	if (*to[i])
+		return err_set(err, -EINVAL, "%s: %s is given twice", text, key);
+	if (!*val)
+		return err_set(err, -EINVAL, "%s: %s is empty", text, key);
+	*to[i] = strdup(val);
+	return *to[i] ? 0 : err_errno(err, -ENOMEM, "%s", text);
+}
+
+int nbd_uri_check_tls(const struct nbd_uri *u, const char *text, struct err *err)
+{
+	const struct nbd_tls_options *t = &u->tls;
+
+	if (!u->is_tls)
+		return t->any ? err_set(err, -EINVAL, "%s: has parameters of TLS, but nbd:// is not encrypted; write nbds:// or nbds+unix://", text) : 0;
+	if (t->psk_file && (t->certificates || t->hostname || t->no_verify))
+		return err_set(err, -EINVAL, "%s: tls-psk-file goes with tls-username only: a pre-shared key takes the place of certificates", text);
+	if (t->user && !t->psk_file)
+		return err_set(err, -EINVAL, "%s: the user's name says which key of tls-psk-file=FILE is used, which is not given", text);
+	if (t->no_verify && t->hostname)
+		return err_set(err, -EINVAL, "%s: tls-hostname is of no use with tls-verify-peer=off", text);
+	return 0;
+}
+
+/* "KEY=VALUE" of a query. */
+static int parse_tls(const char *s, size_t len, struct nbd_uri *u, const char *text, struct err *err)
+{
+	size_t key_len = strcspn(s, "=&");
+	char *key = strndup(s, key_len), *val = key_len < len ? unescape_text(s + key_len + 1, len - key_len - 1, 4096) : NULL;
+	int ret = key && val ? nbd_uri_set_tls(u, key, val, text, err)
+			     : err_set(err, -EINVAL, "%s: \"%.*s\" has no value, or one that is badly encoded", text, (int)key_len, s);
+
+	free(key);
+	free(val);
+	return ret;
+}
+
 static int parse_query(const char *q, struct nbd_uri *u, const char *text, struct err *err)
 {
 	while (*q) {
@@ -124,10 +200,12 @@ static int parse_query(const char *q, struct nbd_uri *u, const char *text, struc
 			if (ret)
 				return ret;
 		} else if (!strncmp(q, "tls-", 4)) {
-			return err_set(err, -ENOTSUP, "%s: asks for TLS, which weir does not speak yet; leave the tls-... parameters out, "
-				       "or put a tunnel in front", text);
+			int ret = parse_tls(q, len, u, text, err);
+
+			if (ret)
+				return ret;
 		} else if (len) {
-			return err_set(err, -EINVAL, "%s: \"%.*s\" is not a parameter of an NBD URI; only socket=PATH is known", text,
+			return err_set(err, -EINVAL, "%s: \"%.*s\" is not a parameter of an NBD URI; socket=PATH and those of TLS are known", text,
 				       (int)strcspn(q, "=&"), q);
 		}
 		q += len + (q[len] == '&');
@@ -142,23 +220,20 @@ int nbd_uri_parse(const char *text, struct nbd_uri *ret, struct err *err)
 	int r;
 
 	memset(ret, 0, sizeof(*ret));
-	if (!strncasecmp(text, "nbds:", 5) || !strncasecmp(text, "nbds+unix:", 10))
-		return err_set(err, -ENOTSUP, "%s: asks for TLS, which weir does not speak yet; use nbd:// inside a trusted network or a tunnel", text);
-	if (!strncasecmp(text, "nbd://", 6)) {
-		p = text + 6;
-	} else if (!strncasecmp(text, "nbd+unix://", 11)) {
-		p = text + 11;
-		ret->is_unix = true;
-	} else {
+	ret->is_tls = !strncasecmp(text, "nbds", 4);
+	p = text + (strncasecmp(text, "nbd", 3) ? 0 : 3 + ret->is_tls);
+	ret->is_unix = p != text && !strncasecmp(p, "+unix", 5);
+	p += ret->is_unix ? 5 : 0;
+	if (p == text || strncmp(p, "://", 3))
 		return err_set(err, -EINVAL, "%s: is not an NBD URI; write " EXAMPLES, text);
-	}
+	p += 3;
 	if (strchr(p, '#'))
 		return err_set(err, -EINVAL, "%s: an NBD URI has no fragment (\"#...\"); write %%23 for a # in a name", text);
 
 	auth_len = strcspn(p, "/?");
-	if (ret->is_unix && auth_len)
+	if (ret->is_unix && auth_len && !(ret->is_tls && p[auth_len - 1] == '@'))
 		return err_set(err, -EINVAL, "%s: a Unix socket has no host: three slashes, as in nbd+unix:///EXPORT?socket=PATH", text);
-	if (!ret->is_unix) {
+	if (!ret->is_unix || auth_len) {
 		r = parse_authority(p, auth_len, ret, text, err);
 		if (r)
 			return r;
@@ -185,5 +260,9 @@ void nbd_uri_fini(struct nbd_uri *u)
 	free(u->port);
 	free(u->path);
 	free(u->export);
+	free(u->tls.certificates);
+	free(u->tls.psk_file);
+	free(u->tls.user);
+	free(u->tls.hostname);
 	memset(u, 0, sizeof(*u));
 }

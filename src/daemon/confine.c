@@ -128,7 +128,7 @@ static int restrict_files(const struct confine_config *c, struct confined *done,
 		return err_errno(err, -errno, "sandbox: Landlock (--no-sandbox does without)");
 	ret = allow_all(fd, c->write, FS_WRITE & set.fs, false, err);
 	if (!ret)
-		ret = allow_all(fd, c->read, FS_READ, false, err);
+		ret = allow_all(fd, c->read, FS_READ, true, err);
 	if (!ret)
 		ret = allow_all(fd, c->remove, LANDLOCK_ACCESS_FS_REMOVE_FILE, false, err);
 	if (!ret)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "backend/nbd_uri.h"
 #include "blk/spec.h"
 #include "daemon/confine.h"
 #include "daemon/internal.h"
@@ -17,8 +18,8 @@
 
 struct needs {
 	struct confine_config c;
-	char *owned[2 * CONFINE_PATHS];	/* to be freed */
-	unsigned nowned, nwrite, nremove;
+	char *owned[3 * CONFINE_PATHS];	/* to be freed */
+	unsigned nowned, nread, nwrite, nremove;
 };
 
 static void add_folder_of(struct needs *n, const char **list, unsigned *count, const char *path)
@@ -55,6 +56,36 @@ static void need_log(struct needs *n, const char *text)
 	disk_spec_free(spec);
 }
 
+static void keep(struct needs *n, const char **list, unsigned *count, const char *path)
+{
+	char *copy = path && *count < CONFINE_PATHS - 1 ? strdup(path) : NULL;
+
+	if (copy)
+		list[(*count)++] = n->owned[n->nowned++] = copy;
+}
+
+/* Certificates and keys of an NBD server are read again before its connection is made anew. */
+static void need_creds(struct needs *n, const char *text)
+{
+	struct disk_spec *spec, *s;
+	struct nbd_uri u = { 0 };
+
+	if (!text || disk_spec_parse(text, &spec, NULL) < 0)
+		return;
+	for (s = spec; s->inner; s = s->inner)
+		;
+	if (!strcmp(s->driver, "nbd") && !nbd_uri_parse(s->rest, &u, NULL)) {
+		const char *dir = opts_str(&s->opts, "tls-certificates"), *psk = opts_str(&s->opts, "tls-psk-file");
+
+		keep(n, n->c.read, &n->nread, u.tls.certificates ? u.tls.certificates : dir);
+		psk = u.tls.psk_file ? u.tls.psk_file : psk;
+		if (psk)
+			add_folder_of(n, n->c.read, &n->nread, psk);
+	}
+	nbd_uri_fini(&u);
+	disk_spec_free(spec);
+}
+
 /* Is it in any of the DISK strings? Rather once too often than once too seldom. */
 static bool mentions(const struct serve_config *c, const char *word)
 {
@@ -71,10 +102,14 @@ static void collect(struct serve *s, struct needs *n)
 {
 	const struct serve_config *c = s->config;
 	const char *path = getenv("WEIR_PRESSURE_FILE");
-	unsigned nread = 0;
 
 	if (path)
-		add_folder_of(n, n->c.read, &nread, path);
+		add_folder_of(n, n->c.read, &n->nread, path);
+	for (unsigned i = 0; i < c->graph.ndisks; i++)
+		need_creds(n, c->graph.disks[i]);
+	for (unsigned i = 0; i < c->graph.nlogs; i++)
+		need_creds(n, c->graph.logs[i]);
+	need_creds(n, c->graph.cache_device);
 	n->c.user = c->user;
 	/* librbd has threads of its own, which block SIGSYS and make whatever calls they like. */
 	n->c.sandbox = !c->no_sandbox && !mentions(c, "rbd:");

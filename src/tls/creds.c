@@ -183,6 +183,7 @@ static struct tls_creds *creds_new(bool server, struct err *err)
 		err_set(err, -ENOMEM, "TLS: out of memory");
 		return NULL;
 	}
+	c->refs = 1;
 	c->server = server;
 	co_sem_init(&c->slots, HANDSHAKE_SLOTS);
 	return c;
@@ -246,17 +247,26 @@ static int choose_key(struct tls_creds *c, const struct tls_client_config *confi
 	gnutls_datum_t name, key;
 
 	if (!user)
-		return err_set(err, -EINVAL, "%s: which key of %s? write nbds://NAME@HOST", config->name, config->psk_file);
+		return err_set(err, -EINVAL, "%s: which key of %s? say it with tls-username=NAME", config->name, config->psk_file);
 	while (k && strcmp(k->user, user))
 		k = k->next;
 	if (!k)
-		return err_set(err, -ENOENT, "%s: %s has no key for '%s'; write nbds://NAME@HOST", config->name, config->psk_file, user);
+		return err_set(err, -ENOENT, "%s: %s has no key for '%s'; say which one with tls-username=NAME", config->name, config->psk_file, user);
 	name = (gnutls_datum_t){ (void *)k->user, strlen(k->user) };
 	key = (gnutls_datum_t){ (void *)k->key, k->key_len };
 	if (gnutls_psk_allocate_client_credentials(&c->psk_client) < 0 ||
 	    gnutls_psk_set_client_credentials2(c->psk_client, &name, &key, GNUTLS_PSK_KEY_RAW) < 0)
 		return err_set(err, -ENOMEM, "TLS: out of memory");
 	return 0;
+}
+
+/* A name that is spelt wrong shall not look like a directory with nothing in it. */
+static int check_dir(const struct tls_client_config *config, struct err *err)
+{
+	struct stat st;
+	int r = stat(config->dir, &st) ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+
+	return r ? err_errno(err, r, "%s: tls-certificates=%s", config->name, config->dir) : 0;
 }
 
 static int load_client(struct tls_creds *c, const struct tls_client_config *config, struct err *err)
@@ -274,7 +284,9 @@ static int load_client(struct tls_creds *c, const struct tls_client_config *conf
 		if (!r)
 			r = choose_key(c, config, err);
 	} else if (config->dir) {
-		r = load_ca(c, config->dir, &has_ca, err);
+		r = check_dir(config, err);
+		if (!r)
+			r = load_ca(c, config->dir, &has_ca, err);
 		if (!r)
 			r = load_pair(c, config->dir, "client-cert.pem", "client-key.pem", err);
 	}
@@ -301,7 +313,7 @@ int tls_creds_load_client(const struct tls_client_config *config, struct tls_cre
 
 void tls_creds_free(struct tls_creds *c)
 {
-	if (!c)
+	if (!c || --c->refs)
 		return;
 	if (c->priority)
 		gnutls_priority_deinit(c->priority);

@@ -18,6 +18,7 @@ struct tls_psk {
 };
 
 struct tls_creds {
+	unsigned refs;		/* the owner's and the sessions' */
 	bool server, verify_peer;
 	bool has_cert;
 	char *hostname;

@@ -46,6 +46,7 @@ struct tls {
 	uint32_t in_pos, in_end, out_pos, out_end;
 	gnutls_typed_vdata_st want[2]; /* of the peer's certificate; GnuTLS keeps a pointer to it */
 	bool ready, failed, ended;
+	bool unsent;		/* the stream takes nothing any more; what has come may still say why */
 	int result;		/* of a step on a worker thread, a GnuTLS code */
 	char why[200], description[120], peer[160];
 };
@@ -126,6 +127,7 @@ int tls_create(struct tls_creds *creds, const struct tls_io *io, struct tls **re
 	if (!t)
 		return -ENOMEM;
 	t->creds = creds;
+	creds->refs++;
 	t->io = *io;
 	t->in = malloc(IN_SIZE);
 	t->out = malloc(OUT_SIZE);
@@ -144,6 +146,7 @@ void tls_free(struct tls *t)
 		return;
 	if (t->s)
 		gnutls_deinit(t->s);
+	tls_creds_free(t->creds);
 	free(t->in);
 	free(t->out);
 	if (t->stage)
@@ -196,8 +199,9 @@ static int fail(struct tls *t, int code)
 	case GNUTLS_E_CERTIFICATE_ERROR:
 	case GNUTLS_E_NO_CERTIFICATE_FOUND:
 	case GNUTLS_E_CERTIFICATE_REQUIRED:
-	case GNUTLS_E_FATAL_ALERT_RECEIVED:
 		return -EACCES;
+	case GNUTLS_E_FATAL_ALERT_RECEIVED:
+		return -EPERM;
 	case GNUTLS_E_MEMORY_ERROR:
 		return -ENOMEM;
 	default:
@@ -215,7 +219,7 @@ static co_fn int co_flush(struct tls *t)
 		ssize_t n = t->io.co_send(t->io.arg, &iov, 1);
 
 		if (n < 0) {
-			t->failed = true;
+			t->unsent = true;
 			return n;
 		}
 		t->out_pos += n;
@@ -452,7 +456,7 @@ co_fn ssize_t co_tls_send(struct tls *t, const struct iovec *iov, int n)
 	ssize_t sealed;
 	int r;
 
-	if (t->failed)
+	if (t->failed || t->unsent)
 		return -EPIPE;
 	sealed = seal(t, &c);
 	if (sealed < 0)
@@ -468,6 +472,8 @@ co_fn ssize_t co_tls_send(struct tls *t, const struct iovec *iov, int n)
 
 co_fn void co_tls_bye(struct tls *t)
 {
+	if (t->unsent)
+		return;
 	if (t->ready && !t->failed)
 		gnutls_bye(t->s, GNUTLS_SHUT_WR);
 	co_flush(t);	/* also the alert that says why it failed */
@@ -479,7 +485,7 @@ const void *tls_last_words(struct tls *t, const void *data, size_t len, size_t *
 	struct cursor c = { &iov, 1, 0 };
 
 	*ret_len = 0;
-	if (!t->ready || t->failed || OUT_SIZE - t->out_end < 2 * RECORD_ROOM || (len && seal(t, &c) < 0))
+	if (!t->ready || t->failed || t->unsent || OUT_SIZE - t->out_end < 2 * RECORD_ROOM || (len && seal(t, &c) < 0))
 		return NULL;
 	gnutls_bye(t->s, GNUTLS_SHUT_WR);
 	t->failed = true;

@@ -37,7 +37,7 @@ struct tls_client_config {
 };
 
 int tls_creds_load_client(const struct tls_client_config *config, struct tls_creds **ret, struct err *err);
-/* After all sessions. NULL is fine. */
+/* Sessions that use them go on, and new ones may not be made. On the reactor; NULL is fine. */
 void tls_creds_free(struct tls_creds *c);
 
 /* --- Sessions --- */
@@ -55,7 +55,7 @@ int tls_create(struct tls_creds *creds, const struct tls_io *io, struct tls **re
 void tls_free(struct tls *t);
 
 /*
- * Shakes hands, and checks the peer as the credentials ask. 0; -ECONNRESET: the stream ended; -EACCES: not whom we want, or who wants us; -EPROTO.
+ * Shakes hands, and checks the peer as the credentials ask. 0; -ECONNRESET: the stream ended; -EACCES: not whom we want; -EPERM: does not want us; -EPROTO.
  * There is no clock in here: who waits for ever is ended from outside, by making io fail.
  */
 co_fn int co_tls_handshake(struct tls *t);

@@ -55,6 +55,55 @@ static void unix_uris_give_socket_and_export(void)
 	nbd_uri_fini(&u);
 }
 
+static void tls_uris_give_what_it_takes(void)
+{
+	struct err err = ERR_INIT;
+	struct nbd_uri u;
+
+	CHECK_EQ(nbd_uri_parse("nbds://h/x?tls-certificates=/a%2Cb&tls-hostname=server&tls-verify-peer=true", &u, &err), 0);
+	CHECK(u.is_tls && !u.is_unix && !u.tls.no_verify);
+	CHECK_STR(u.tls.certificates, "/a,b");
+	CHECK_STR(u.tls.hostname, "server");
+	CHECK_EQ(nbd_uri_check_tls(&u, "", &err), 0);
+	nbd_uri_fini(&u);
+	CHECK_EQ(nbd_uri_parse("nbds://al%20ice@h:1/x?tls-psk-file=/k", &u, &err), 0);
+	CHECK_STR(u.tls.user, "al ice");
+	CHECK_STR(u.tls.psk_file, "/k");
+	CHECK_STR(u.port, "1");
+	CHECK_EQ(nbd_uri_check_tls(&u, "", &err), 0);
+	nbd_uri_fini(&u);
+	CHECK_EQ(nbd_uri_parse("NBDS+UNIX://bob@/x?socket=s&tls-psk-file=/k", &u, &err), 0);
+	CHECK(u.is_tls && u.is_unix);
+	CHECK_STR(u.tls.user, "bob");
+	CHECK_STR(u.export, "x");
+	nbd_uri_fini(&u);
+	CHECK_EQ(nbd_uri_parse("nbds+unix:///?socket=s&tls-verify-peer=off", &u, &err), 0);
+	CHECK(u.tls.no_verify && !u.host);
+	nbd_uri_fini(&u);
+}
+
+/* Alone each is fine. */
+static void does_not_go_together(const char *text, const char *words)
+{
+	struct err err = ERR_INIT;
+	struct nbd_uri u;
+
+	CHECK_EQ(nbd_uri_parse(text, &u, &err), 0);
+	CHECK_EQ(nbd_uri_check_tls(&u, text, &err), -EINVAL);
+	nbd_uri_fini(&u);
+	if (!strstr(err.msg, words))
+		test_fail("%s: the message is \"%s\", wanted \"%s\" in it", text, err.msg, words);
+}
+
+static void tls_parameters_that_say_two_things_are_refused(void)
+{
+	does_not_go_together("nbd://h/x?tls-certificates=/c", "not encrypted");
+	does_not_go_together("nbds://h/x?tls-certificates=/c&tls-psk-file=/k", "pre-shared key");
+	does_not_go_together("nbds://h/x?tls-psk-file=/k&tls-verify-peer=off", "pre-shared key");
+	does_not_go_together("nbds://me@h/x", "tls-psk-file=FILE");
+	does_not_go_together("nbds://h/x?tls-hostname=h&tls-verify-peer=0", "of no use");
+}
+
 static void bad(const char *text, int error, const char *words)
 {
 	struct err err = ERR_INIT;
@@ -71,10 +120,19 @@ static void what_is_wrong_is_refused_with_the_reason(void)
 {
 	char text[8192];
 
-	bad("nbds://h/x", -ENOTSUP, "TLS");
-	bad("nbds+unix:///x?socket=s", -ENOTSUP, "TLS");
-	bad("nbd://h/x?tls-type=psk", -ENOTSUP, "TLS");
 	bad("nbd://me@h/x", -EINVAL, "user name");
+	bad("nbds://@h/x", -EINVAL, "user's name is empty");
+	bad("nbds://me@/x", -EINVAL, "no host");
+	bad("nbds://h/x?tls-certificates=", -EINVAL, "empty");
+	bad("nbds://h/x?tls-certificates", -EINVAL, "no value");
+	bad("nbds://h/x?tls-hostname=a%4", -EINVAL, "badly encoded");
+	bad("nbds://h/x?tls-psk-file=a&tls-psk-file=b", -EINVAL, "twice");
+	bad("nbds://me@h/x?tls-username=you", -EINVAL, "twice");
+	bad("nbds://h/x?tls-verify-peer=maybe", -EINVAL, "on or off");
+	bad("nbds://h/x?tls-type=psk", -EINVAL, "not a parameter of TLS");
+	bad("nbds+unix://me@h/x?socket=s", -EINVAL, "three slashes");
+	bad("nb", -EINVAL, "not an NBD URI");
+	bad("nbdsx://h", -EINVAL, "not an NBD URI");
 	bad("http://h/x", -EINVAL, "not an NBD URI");
 	bad("nbd:h:10809", -EINVAL, "not an NBD URI");
 	bad("nbd:///x", -EINVAL, "no host");
@@ -114,6 +172,8 @@ int main(void)
 {
 	RUN(tcp_uris_give_host_port_and_export);
 	RUN(unix_uris_give_socket_and_export);
+	RUN(tls_uris_give_what_it_takes);
+	RUN(tls_parameters_that_say_two_things_are_refused);
 	RUN(what_is_wrong_is_refused_with_the_reason);
 	return 0;
 }
