@@ -1,0 +1,619 @@
+/* SPDX-License-Identifier: MIT */
+/* The rbd driver over a double of librbd: what a cluster seldom does, at the moment that a test wants it. */
+#include "backend/rbd.h"
+#include "blk/spec.h"
+#include "lib/disk_conformance.h"
+#include "lib/fake_rbd.h"
+#include "test_rt.h"
+#include "util/bytes.h"
+#include "util/log.h"
+#include "util/rng.h"
+
+#define MS 1000000ull
+#define SEC 1000000000ull
+#define SIZE (1u << 20)
+#define BLOCK 4096u
+#define MANY 700	/* more than twice what is in flight */
+
+static const char *options;
+static unsigned threads = 4;
+
+static co_fn struct disk *co_open_it(unsigned flags)
+{
+	struct err err = ERR_INIT;
+	struct disk *d = NULL;
+	char name[128];
+
+	snprintf(name, sizeof(name), "rbd:rbd/img%s", options ? options : "");
+	if (co_disk_open(name, flags, &d, &err))
+		test_fail("%s: %s", name, err.msg);
+	return d;
+}
+
+static co_fn int co_open_error(char *msg, size_t size, const char *more)
+{
+	struct err err = ERR_INIT;
+	struct disk *d = NULL;
+	char name[128];
+	int ret;
+
+	snprintf(name, sizeof(name), "rbd:rbd/img%s", more);
+	ret = co_disk_open(name, DISK_OPEN_RDWR, &d, &err);
+	snprintf(msg, size, "%s", ret ? err.msg : "");
+	co_disk_close(d);
+	return ret;
+}
+
+/* One image, one thread of the reactor, several of the library. */
+static void on_fake(co_entry *fn)
+{
+	struct rt *rt = make_rt(NULL);
+
+	fake_rbd_start(SIZE, threads);
+	CHECK_EQ(rt_run(rt, fn, NULL), 0);
+	fake_rbd_stop();
+	rt_destroy(rt);
+}
+
+static co_fn void co_wait_for(bool (*cond)(void *arg), void *arg, const char *what)
+{
+	uint64_t end = rt_now_exact_ns() + 20 * SEC;
+
+	while (!cond(arg)) {
+		if (rt_now_exact_ns() > end)
+			test_fail("%s did not happen", what);
+		co_sleep_ns(5 * MS);
+	}
+}
+
+/* --- Requests that are in flight together --- */
+
+struct req {
+	struct disk *d;
+	enum disk_op op;
+	uint64_t off;
+	uint8_t buf[BLOCK];
+	int result;
+	bool ended;
+};
+
+static struct req reqs[MANY];
+static unsigned ended;
+
+static co_fn int co_do(struct disk *d, enum disk_op op, uint64_t off, uint8_t *buf)
+{
+	switch (op) {
+	case DISK_OP_READ:
+		return co_disk_read(d, off, buf, BLOCK, 0);
+	case DISK_OP_WRITE:
+		return co_disk_write(d, off, buf, BLOCK, 0);
+	case DISK_OP_DISCARD:
+		return co_disk_discard(d, off, BLOCK, 0);
+	case DISK_OP_ZERO:
+		return co_disk_zero(d, off, BLOCK, 0);
+	default:
+		return co_disk_flush(d);
+	}
+}
+
+static co_fn void co_req(void *arg)
+{
+	struct req *q = arg;
+
+	q->result = co_do(q->d, q->op, q->off, q->buf);
+	q->ended = true;
+	ended++;
+}
+
+static void start(struct disk *d, unsigned i, enum disk_op op, uint64_t off)
+{
+	reqs[i].d = d;
+	reqs[i].op = op;
+	reqs[i].off = off;
+	reqs[i].ended = false;
+	CHECK_EQ(co_spawn("request", co_req, &reqs[i]), 0);
+}
+
+static bool all_ended(void *arg)
+{
+	return ended == *(unsigned *)arg;
+}
+
+static co_fn void co_all_end(unsigned n, const char *what)
+{
+	co_wait_for(all_ended, &n, what);
+	ended = 0;
+}
+
+static bool in_flight(void *arg)
+{
+	return fake_rbd_in_flight() == *(unsigned *)arg;
+}
+
+/* --- The contract --- */
+
+static co_fn void co_conform(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+
+	co_disk_conform(d, CONFORM_SLOW, test_seed());
+	co_disk_close(d);
+	CHECK_STR(fake_rbd_owner(), "");
+}
+
+static void the_contract_holds_with_completions_from_many_threads(void)
+{
+	threads = 8;
+	on_fake(co_conform);
+	options = ",error-after=60s";
+	on_fake(co_conform);
+	options = NULL;
+	threads = 4;
+}
+
+/* --- An image that shrinks under requests that wait --- */
+
+static bool has_shrunk(void *arg)
+{
+	return rbd_of(arg)->size == SIZE / 2;
+}
+
+static co_fn void co_shrunk(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+
+	fake_rbd_hold(true);
+	for (unsigned i = 0; i < MANY; i++)
+		start(d, i, i % 2 ? DISK_OP_READ : DISK_OP_WRITE, i < RBD_SLOTS ? i % 64 * BLOCK : SIZE / 2 + i % 64 * BLOCK);
+	co_wait_for(in_flight, &(unsigned){ RBD_SLOTS }, "all places being taken");
+	fake_rbd_resize(SIZE / 2);
+	co_wait_for(has_shrunk, d, "the new size being seen");
+	fake_rbd_hold(false);
+	co_all_end(MANY, "the end of all requests");
+	for (unsigned i = 0; i < MANY; i++)
+		CHECK_EQ(reqs[i].result, i < RBD_SLOTS ? 0 : -EIO);
+	co_disk_close(d);
+}
+
+static void who_waited_for_what_is_gone_lets_the_next_one_pass(void)
+{
+	on_fake(co_shrunk);
+}
+
+static bool has_grown(void *arg)
+{
+	return rbd_of(arg)->size == 2 * SIZE;
+}
+
+static co_fn void co_resized(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	struct err err = ERR_INIT;
+	uint8_t buf[BLOCK];
+
+	memset(buf, 0x5a, sizeof(buf));
+	fake_rbd_resize(SIZE - 100);
+	/* Not known yet: librbd cuts the read short, and that is no success. */
+	CHECK_EQ(co_disk_read(d, SIZE - BLOCK, buf, BLOCK, 0), -EIO);
+	fake_rbd_resize(2 * SIZE);
+	co_wait_for(has_grown, d, "the new size being seen");
+	CHECK_EQ(d->ops->store_size(d), 2 * SIZE);
+	CHECK_EQ(d->size, SIZE);	/* until a layer above takes it */
+	CHECK_EQ(co_disk_resize(d, 2 * SIZE, &err), 0);
+	CHECK_EQ(co_disk_write(d, 2 * SIZE - BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_resize(d, SIZE, &err), 0);
+	CHECK_EQ(co_disk_write(d, SIZE, buf, BLOCK, 0), -EINVAL);
+	co_disk_close(d);
+}
+
+static void a_size_that_changes_while_open_is_seen(void)
+{
+	on_fake(co_resized);
+}
+
+/* --- Errors --- */
+
+static const struct { enum fake_verb fake; enum disk_op op; } verbs[] = {
+	{ FAKE_READ, DISK_OP_READ }, { FAKE_WRITE, DISK_OP_WRITE }, { FAKE_DISCARD, DISK_OP_DISCARD }, { FAKE_ZERO, DISK_OP_ZERO },
+};
+
+static const struct { int from, to; bool fences; } errors[] = {
+	{ -EIO, -EIO }, { -ENOSPC, -ENOSPC }, { -EDQUOT, -ENOSPC }, { -EROFS, -EROFS, true }, { -ESHUTDOWN, -ESHUTDOWN, true }, { -ENOENT, -EIO },
+	{ -EINVAL, -EIO }, { -ETIMEDOUT, -ETIMEDOUT }, { -EPERM, -EPERM }, { -EBADMSG, -EBADMSG }, { -ENOMEM, -ENOMEM },
+};
+
+static co_fn void co_one_error(unsigned v, unsigned e, void (*set)(enum fake_verb, int))
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	bool fences = errors[e].fences && verbs[v].op != DISK_OP_READ;
+	uint8_t buf[BLOCK] = { 0 };
+	int ret;
+
+	set(verbs[v].fake, errors[e].from);
+	ret = co_do(d, verbs[v].op, 0, buf);
+	if (ret != errors[e].to)
+		test_fail("verb %u: %d became %d, wanted %d", v, errors[e].from, ret, errors[e].to);
+	set(verbs[v].fake, 0);
+	CHECK_EQ(disk_is_fenced(d), fences);
+	/* An error is one request's, but for what tells that the image is another's. */
+	CHECK_EQ(co_do(d, verbs[v].op, 0, buf), fences ? -ESHUTDOWN : 0);
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), 0);
+	co_disk_close(d);
+}
+
+static co_fn void co_errors(void *arg)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(verbs); v++)
+		for (unsigned e = 0; e < ARRAY_SIZE(errors); e++) {
+			co_one_error(v, e, fake_rbd_fail);
+			co_one_error(v, e, fake_rbd_refuse);
+		}
+}
+
+static void each_error_is_reported_and_only_a_lost_lock_is_final(void)
+{
+	on_fake(co_errors);
+}
+
+static co_fn void co_full(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	uint8_t buf[BLOCK] = { 1 };
+
+	fake_rbd_fail(FAKE_WRITE, -ENOSPC);
+	for (unsigned i = 0; i < MANY; i++)
+		start(d, i, DISK_OP_WRITE, i % 64 * BLOCK);
+	co_all_end(MANY, "the end of all writes");
+	for (unsigned i = 0; i < MANY; i++)
+		CHECK_EQ(reqs[i].result, -ENOSPC);
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_flush(d), 0);
+	fake_rbd_fail(FAKE_WRITE, 0);
+	CHECK_EQ(co_disk_write(d, 0, buf, BLOCK, 0), 0);
+	CHECK_EQ(d->failed, 0);
+	co_disk_close(d);
+}
+
+static void a_full_pool_fails_writes_and_nothing_else(void)
+{
+	on_fake(co_full);
+}
+
+static co_fn void co_short(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	uint8_t buf[BLOCK];
+
+	fake_rbd_short_reads(true);
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), -EIO);
+	fake_rbd_short_reads(false);
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), 0);
+	co_disk_close(d);
+}
+
+static void a_short_read_is_an_error(void)
+{
+	on_fake(co_short);
+}
+
+static co_fn void co_flush_passed(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+
+	CHECK(d->limits.volatile_cache);
+	CHECK_EQ(co_disk_flush(d), 0);
+	fake_rbd_fail(FAKE_FLUSH, -EIO);
+	CHECK_EQ(co_disk_flush(d), -EIO);
+	fake_rbd_fail(FAKE_FLUSH, 0);
+	CHECK_EQ(co_disk_flush(d), -EIO);
+	co_disk_close(d);
+}
+
+static void a_failed_flush_of_librbds_cache_is_never_a_success_again(void)
+{
+	options = ",rbd_cache=true";
+	on_fake(co_flush_passed);
+	options = NULL;
+}
+
+/* --- Completions that do not come --- */
+
+static co_fn void co_never(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	uint8_t buf[BLOCK];
+
+	fake_rbd_hold(true);
+	/* Two rounds: behind the first all places are in use, and stay so. */
+	for (unsigned round = 0; round < 2; round++) {
+		for (unsigned i = 0; i < RBD_SLOTS + 20; i++) {
+			memset(reqs[i].buf, 0xee, BLOCK);
+			start(d, i, i % 2 ? DISK_OP_READ : DISK_OP_WRITE, i % 64 * BLOCK);
+		}
+		co_all_end(RBD_SLOTS + 20, "giving up");
+		for (unsigned i = 0; i < RBD_SLOTS + 20; i++)
+			CHECK_EQ(reqs[i].result, -ETIMEDOUT);
+	}
+	CHECK_EQ(fake_rbd_in_flight(), RBD_SLOTS);
+	CHECK(rbd_of(d)->given_up >= RBD_SLOTS && rbd_waiting_ns(rbd_of(d)) > 0);
+	fake_rbd_write(BLOCK, 0x77);
+	fake_rbd_hold(false);
+	co_wait_for(in_flight, &(unsigned){ 0 }, "the late answers");
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), 0);
+	/* Who gave a read up may do with the memory what he likes. */
+	for (unsigned i = 1; i < RBD_SLOTS; i += 2)
+		for (unsigned k = 0; k < BLOCK; k++)
+			CHECK_EQ(reqs[i].buf[k], 0xee);
+	co_disk_close(d);
+}
+
+static void requests_that_were_given_up_end_without_those_who_asked(void)
+{
+	options = ",error-after=50ms";
+	on_fake(co_never);
+	options = NULL;
+}
+
+static co_fn void co_release_soon(void *arg)
+{
+	co_sleep_ns(100 * MS);
+	fake_rbd_hold(false);
+}
+
+static co_fn void co_close_waits(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+
+	fake_rbd_hold(true);
+	for (unsigned i = 0; i < 20; i++)
+		start(d, i, DISK_OP_READ, i * BLOCK);
+	co_all_end(20, "giving up");
+	CHECK_EQ(co_spawn("release", co_release_soon, NULL), 0);
+	/* Librbd still has the slots' buffers. */
+	co_disk_close(d);
+	CHECK_EQ(fake_rbd_in_flight(), 0);
+}
+
+static void a_close_waits_for_what_librbd_still_has(void)
+{
+	options = ",error-after=20ms";
+	on_fake(co_close_waits);
+	options = NULL;
+}
+
+static co_fn void co_pauses(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+
+	fake_rbd_hold(true);
+	for (unsigned i = 0; i < MANY; i++)
+		start(d, i, DISK_OP_WRITE, i % 64 * BLOCK);
+	co_sleep_ns(300 * MS);
+	CHECK_EQ(ended, 0);
+	CHECK_EQ(fake_rbd_in_flight(), RBD_SLOTS);
+	fake_rbd_hold(false);
+	co_all_end(MANY, "the end of all writes");
+	for (unsigned i = 0; i < MANY; i++)
+		CHECK_EQ(reqs[i].result, 0);
+	co_disk_close(d);
+}
+
+static void without_a_limit_all_wait_and_none_is_lost(void)
+{
+	on_fake(co_pauses);
+}
+
+/* --- The lock and the image go away --- */
+
+static bool is_fenced(void *arg)
+{
+	return disk_is_fenced(arg);
+}
+
+static void (*take_away)(void);
+
+static co_fn void co_taken(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	uint8_t buf[BLOCK] = { 3 };
+	struct err err = ERR_INIT;
+
+	CHECK_EQ(co_disk_write(d, 0, buf, BLOCK, 0), 0);
+	take_away();
+	co_wait_for(is_fenced, d, "being fenced");
+	for (unsigned v = 1; v < ARRAY_SIZE(verbs); v++)
+		CHECK_EQ(co_do(d, verbs[v].op, 0, buf), -ESHUTDOWN);
+	CHECK_EQ(co_disk_resize(d, SIZE * 2, &err), -ESHUTDOWN);
+	CHECK_EQ(co_disk_mark_set(d, "m", &err), -ESHUTDOWN);
+	CHECK_EQ(fake_rbd_in_flight(), 0);
+	co_disk_close(d);
+}
+
+static void a_lock_or_an_image_that_is_gone_is_noticed_without_a_write(void)
+{
+	static void (*const ways[])(void) = { fake_rbd_steal, fake_rbd_remove, fake_rbd_blocklist };
+
+	for (unsigned i = 0; i < ARRAY_SIZE(ways); i++) {
+		take_away = ways[i];
+		on_fake(co_taken);
+	}
+}
+
+static co_fn void co_blocklisted(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	uint8_t buf[BLOCK];
+	unsigned lost = 0;
+
+	fake_rbd_hold(true);
+	for (unsigned i = 0; i < MANY; i++) {
+		memset(reqs[i].buf, 0xaa, BLOCK);
+		start(d, i, DISK_OP_WRITE, i % 64 * BLOCK);
+	}
+	co_wait_for(in_flight, &(unsigned){ RBD_SLOTS }, "all places being taken");
+	fake_rbd_blocklist();
+	fake_rbd_hold(false);
+	co_all_end(MANY, "the end of all writes");
+	for (unsigned i = 0; i < MANY; i++)
+		lost += reqs[i].result == -ESHUTDOWN;
+	CHECK_EQ(lost, MANY);
+	for (unsigned k = 0; k < SIZE; k++)
+		CHECK_EQ(fake_rbd_data()[k], 0);
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), 0);
+	co_disk_close(d);
+}
+
+static void who_is_blocklisted_with_writes_in_flight_changes_nothing_more(void)
+{
+	on_fake(co_blocklisted);
+}
+
+/* --- Who has the lock --- */
+
+static co_fn void co_lock(void *arg)
+{
+	struct disk *d;
+	char msg[512];
+	uint64_t began;
+
+	fake_rbd_own(FAKE_OTHER, true, true);
+	CHECK_EQ(co_open_error(msg, sizeof(msg), ""), -EBUSY);
+	CHECK(strstr(msg, FAKE_OTHER));
+	CHECK(!fake_rbd_blocklisted(FAKE_OTHER));
+	/* It does not answer, and may yet live: its lock is waited for. */
+	fake_rbd_own(FAKE_OTHER, true, false);
+	began = rt_now_exact_ns();
+	CHECK_EQ(co_open_error(msg, sizeof(msg), ",open-timeout=300ms"), -EBUSY);
+	CHECK(rt_now_exact_ns() - began >= 300 * MS);
+	CHECK(!fake_rbd_blocklisted(FAKE_OTHER));
+	/* The cluster has given it up. */
+	fake_rbd_expire();
+	d = co_open_it(DISK_OPEN_RDWR);
+	CHECK(fake_rbd_blocklisted(FAKE_OTHER));
+	/* Readers need no lock, and a second writer is refused. */
+	co_disk_close(co_open_it(0));
+	CHECK_EQ(co_open_error(msg, sizeof(msg), ""), -EBUSY);
+	co_disk_close(d);
+}
+
+static void only_a_dead_clients_lock_is_broken(void)
+{
+	on_fake(co_lock);
+}
+
+/* --- Every call fails once --- */
+
+static co_fn int co_use(struct err *err)
+{
+	struct disk *d = NULL;
+	struct disk_extent e;
+	char mark[DISK_MARK_MAX + 1];
+	uint8_t buf[BLOCK] = { 9 };
+	int ret = co_disk_open("rbd:rbd/img,rbd_cache=true", DISK_OPEN_RDWR, &d, err);
+
+	if (ret)
+		return ret;
+	ret = co_disk_mark_get(d, mark, sizeof(mark));
+	ret = ret ? ret : co_disk_mark_set(d, "log", err);
+	ret = ret ? ret : co_disk_write(d, 0, buf, BLOCK, 0);
+	ret = ret ? ret : co_disk_extent(d, 0, SIZE, &e);
+	ret = ret ? ret : co_disk_resize(d, SIZE, err);
+	ret = ret ? ret : co_disk_mark_set(d, "", err);
+	co_disk_close(d);
+	return ret;
+}
+
+static co_fn void co_each_call(void *arg)
+{
+	static const int codes[] = { -EIO, -ENOENT, -ESHUTDOWN };
+	struct err err = ERR_INIT;
+
+	for (unsigned c = 0; c < ARRAY_SIZE(codes); c++)
+		for (int n = 0;; n++) {
+			fake_rbd_fail_call(n, codes[c]);
+			err = (struct err)ERR_INIT;
+			if (!co_use(&err) && !*fake_rbd_failed())
+				break;
+			CHECK(n < 200);
+			/* It is none the worse for it. */
+			fake_rbd_fail_call(-1, 0);
+			err = (struct err)ERR_INIT;
+			if (co_use(&err))
+				test_fail("behind a failed %s: %s", fake_rbd_failed(), err.msg);
+			CHECK_STR(fake_rbd_owner(), "");
+		}
+}
+
+static void every_call_may_fail_once(void)
+{
+	on_fake(co_each_call);
+}
+
+/* --- Requests of all kinds against a model --- */
+
+static co_fn void co_random(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	static uint8_t model[SIZE], got[SIZE];
+	unsigned rounds = test_scale(40);
+	struct rng rng;
+
+	rng_seed(&rng, test_seed());
+	for (unsigned r = 0; r < rounds; r++) {
+		/* Each unit of the image has one request at a time. */
+		for (unsigned i = 0; i < SIZE / BLOCK; i++) {
+			enum disk_op op = verbs[rng_below(&rng, ARRAY_SIZE(verbs))].op;
+
+			if (op == DISK_OP_DISCARD)
+				op = DISK_OP_WRITE;
+			if (op == DISK_OP_WRITE)
+				memset(reqs[i].buf, 1 + (int)rng_below(&rng, 255), BLOCK);
+			start(d, i, op, i * BLOCK);
+		}
+		co_all_end(SIZE / BLOCK, "a round");
+		for (unsigned i = 0; i < SIZE / BLOCK; i++) {
+			uint8_t *now = model + i * BLOCK;
+
+			CHECK_EQ(reqs[i].result, 0);
+			if (reqs[i].op == DISK_OP_READ)
+				CHECK(!memcmp(now, reqs[i].buf, BLOCK));
+			else if (reqs[i].op == DISK_OP_WRITE)
+				memcpy(now, reqs[i].buf, BLOCK);
+			else
+				memset(now, 0, BLOCK);
+		}
+	}
+	CHECK_EQ(co_disk_read(d, 0, got, SIZE, 0), 0);
+	CHECK(!memcmp(got, model, SIZE));
+	co_disk_close(d);
+}
+
+static void all_requests_in_flight_together_give_what_the_model_has(void)
+{
+	threads = 12;
+	on_fake(co_random);
+	threads = 4;
+}
+
+int main(void)
+{
+	backends_register();
+	/* Each failure is told, many times over. */
+	log_set_level(LOG_NONE);
+	RUN(the_contract_holds_with_completions_from_many_threads);
+	RUN(who_waited_for_what_is_gone_lets_the_next_one_pass);
+	RUN(a_size_that_changes_while_open_is_seen);
+	RUN(each_error_is_reported_and_only_a_lost_lock_is_final);
+	RUN(a_full_pool_fails_writes_and_nothing_else);
+	RUN(a_short_read_is_an_error);
+	RUN(a_failed_flush_of_librbds_cache_is_never_a_success_again);
+	RUN(requests_that_were_given_up_end_without_those_who_asked);
+	RUN(a_close_waits_for_what_librbd_still_has);
+	RUN(without_a_limit_all_wait_and_none_is_lost);
+	RUN(a_lock_or_an_image_that_is_gone_is_noticed_without_a_write);
+	RUN(who_is_blocklisted_with_writes_in_flight_changes_nothing_more);
+	RUN(only_a_dead_clients_lock_is_broken);
+	RUN(every_call_may_fail_once);
+	RUN(all_requests_in_flight_together_give_what_the_model_has);
+	return 0;
+}
