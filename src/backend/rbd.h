@@ -8,7 +8,8 @@
  *
  * Invariants
  *  (1) An open for writing holds the image's exclusive lock, unless locking=off. It is not taken from anybody alive: a client that holds it and answers a
- *      notification is left alone, whatever its policy.
+ *      notification is left alone, whatever its policy. One that does not answer is waited for until the cluster gives it up, unless it was a process of
+ *      this host that is dead.
  *  (2) Once the lock is known to be lost, or the client is fenced, or the image is gone, disk.fenced is set: no change is sent any more, by this
  *      disk or a layer above it. That is final until the disk is opened again.
  *  (3) A slot is busy from its submission until librbd has given its completion back, whether or not somebody still waits. What librbd may
@@ -28,6 +29,7 @@
 #define RBD_SLOTS 256
 #define RBD_MAP_EXTENTS 128
 #define RBD_MARK_KEY "weir.mark"
+#define RBD_PROCESS_MAX 128
 
 struct rbd_disk;
 
@@ -123,9 +125,15 @@ co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *
 /* rbd_writer.c; the plain functions block, and belong on an offload thread */
 co_fn int co_rbd_writers(struct disk *d, uint64_t *ret);
 int rbd_look_at_writers(struct rbd_disk *r, const char *owner);	/* before the lock is taken; `owner`: who dead has it, or "" */
+/* The process id, if `owner` was a process of this host that is certainly dead; else 0. */
+int rbd_owner_died_here(struct rbd_disk *r, const char *owner);
 int rbd_sign(struct rbd_disk *r);	/* with the lock, or when the mark is set */
 int rbd_unsign(struct rbd_disk *r);	/* the mark is removed */
 void rbd_release(struct rbd_disk *r);	/* gives the lock up, before the close */
+
+/* rbd_process.c */
+void rbd_process_name(char *buf, size_t size);	/* of this one; RBD_PROCESS_MAX suffice */
+int rbd_process_is_dead(const char *name);	/* its id; 0: alive, or cannot be told */
 
 /* rbd_open.c */
 co_fn void co_rbd_close(struct disk *d);

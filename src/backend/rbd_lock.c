@@ -6,6 +6,9 @@
  * holds it is asked first, by a notification on the image's header to which every live client answers: who answers keeps it. The lock of a client
  * that is dead is waited for until the cluster has given up its watch (30 s as a rule), and then broken; librbd has the dead client blocklisted. From then
  * on the lock is kept: librbd refuses whoever asks for it.
+ *
+ * A weir that was killed on this very host need not be waited for: the image's witness tells which process had the lock, and if that one does not answer and
+ * is not there any more, its lock is broken at once. That it is blocklisted keeps what it may have left in the network from the image.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,6 +21,7 @@
 #include "util/log.h"
 
 #define ASK_MS 2000
+#define ASK_DEAD_MS 1000	/* Ceph counts in seconds */
 #define STEP_NS 250000000ull
 #define WATCHERS 32
 
@@ -29,6 +33,7 @@ struct look {
 	bool asked;		/* this owner did not answer before */
 	char owner[64];		/* the address of its client, "192.0.2.1:0/4123" */
 	uint64_t id;		/* of the client, which watches the image */
+	int died;		/* it was this process of this host, which is dead */
 };
 
 /* Whether the owner watches the image, and as which client. */
@@ -52,7 +57,7 @@ static int find_watcher(struct look *l, bool *ret_watches)
 }
 
 /* An empty notification is the old form of "look at the header again": everybody who watches answers it, and it does no harm. */
-static bool owner_answers(struct look *l)
+static bool owner_answers(struct look *l, unsigned wait_ms)
 {
 	const struct rbd_api *a = l->r->api;
 	struct notify_timeout_t *late = NULL;
@@ -61,7 +66,7 @@ static bool owner_answers(struct look *l)
 	bool found = false;
 	char *reply = NULL;
 
-	a->rados_notify2(l->r->io, l->r->header, "", 0, ASK_MS, &reply, &len);
+	a->rados_notify2(l->r->io, l->r->header, "", 0, wait_ms, &reply, &len);
 	if (reply && !a->rados_decode_notify_response(reply, len, &ack, &n, &late, &nlate)) {
 		for (size_t i = 0; i < n; i++)
 			found |= ack[i].notifier_id == l->id;
@@ -83,6 +88,7 @@ static int look_blocking(void *arg)
 	int ret = a->rbd_lock_get_owners(l->r->img, &mode, owner, &n);
 
 	l->state = LOCK_FREE;
+	l->died = 0;
 	strcpy(before, l->owner);
 	l->owner[0] = '\0';
 	if (ret == -ENOENT || (!ret && !n))
@@ -95,14 +101,22 @@ static int look_blocking(void *arg)
 	ret = find_watcher(l, &watches);
 	if (ret)
 		return ret;
+	l->died = watches ? rbd_owner_died_here(l->r, l->owner) : 0;
 	if (!watches)
 		l->state = LOCK_DEAD;
-	else if (!l->asked && owner_answers(l))
+	else if (!l->asked && owner_answers(l, l->died ? ASK_DEAD_MS : ASK_MS))
 		l->state = LOCK_ALIVE;
 	else
-		l->state = LOCK_DYING;
+		l->state = l->died ? LOCK_DEAD : LOCK_DYING;
 	l->asked = true;
 	return 0;
+}
+
+static int break_lock(const struct look *l)
+{
+	int ret = l->died ? l->r->api->rbd_lock_break(l->r->img, RBD_LOCK_MODE_EXCLUSIVE, l->owner) : 0;
+
+	return ret == -ENOENT ? 0 : ret;	/* it is free by now */
 }
 
 static int acquire_blocking(void *arg)
@@ -111,6 +125,7 @@ static int acquire_blocking(void *arg)
 	struct rbd_disk *r = l->r;
 	int ret = rbd_look_at_writers(r, l->owner);
 
+	ret = ret ? ret : break_lock(l);
 	if (!ret)
 		ret = r->api->rbd_lock_acquire(r->img, RBD_LOCK_MODE_EXCLUSIVE);
 	if (ret)
@@ -151,6 +166,9 @@ co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *
 		told = true;
 		co_sleep_ns(STEP_NS);
 	}
+	if (l.died)
+		log_info("%s: its exclusive lock is that of process %d of this host, which is dead; it is broken, and client %s blocklisted", r->disk.name,
+			 l.died, l.owner);
 	ret = co_rbd_call(r, acquire_blocking, &l);
 	if (ret == -EROFS || ret == -EBUSY) {
 		if (!*l.owner && !co_rbd_call(r, look_blocking, &l) && !*l.owner)

@@ -9,6 +9,7 @@
  *	generation=G	advanced by each writable open
  *	client=C	who had the lock last, of us
  *	release=V	the header's version behind the release of that lock; 0: it was not released
+ *	process=P	which process C is: rbd_process.c
  *
  * At an open the number stays as it is if the lock is free and the header's version is V; or if the lock is still C's, who is dead: whoever wants it must break
  * it first. Else somebody else was there. An image without the witness counts as written by others, too. (Between the look at the version and taking the lock somebody
@@ -21,7 +22,7 @@
 #include "backend/rbd.h"
 #include "util/bytes.h"
 
-#define FORMAT "weir-writer-1 writers=%llu generation=%llu client=%63s release=%llu"
+#define FORMAT "weir-writer-1 writers=%llu generation=%llu client=%63s release=%llu process=%127s"
 
 static int header_version(struct rbd_disk *r, uint64_t *ret)
 {
@@ -34,34 +35,62 @@ static int header_version(struct rbd_disk *r, uint64_t *ret)
 	return error;
 }
 
-int rbd_look_at_writers(struct rbd_disk *r, const char *owner)
-{
-	unsigned long long writers = 0, generation = 0, release = 0;
-	char text[256] = "", client[64] = "";
-	uint64_t version;
-	bool same = false;
-	int n, ret = header_version(r, &version);
+struct witness {
+	unsigned long long writers, generation, release;
+	char client[64], process[RBD_PROCESS_MAX];
+	bool there, valid;
+};
 
-	if (ret)
-		return ret;
+static int read_witness(struct rbd_disk *r, struct witness *w)
+{
+	char text[512] = "";
+	int n;
+
+	*w = (struct witness){ 0 };
 	snprintf(r->witness, sizeof(r->witness), "weir_writer.%s", r->id);
 	n = r->api->rados_read(r->io, r->witness, text, sizeof(text) - 1, 0);
 	if (n < 0 && n != -ENOENT)
 		return n;
-	r->marked = n >= 0;
-	if (sscanf(text, FORMAT, &writers, &generation, client, &release) == 4)
-		same = *owner ? !release && !strcmp(owner, client) : release == version;
-	r->generation = generation + 1;
-	r->writers = same ? writers : max((uint64_t)writers + 1, version);
+	w->there = n >= 0;
+	/* The process came later. */
+	w->valid = sscanf(text, FORMAT, &w->writers, &w->generation, w->client, &w->release, w->process) >= 4;
 	return 0;
+}
+
+int rbd_look_at_writers(struct rbd_disk *r, const char *owner)
+{
+	struct witness w;
+	uint64_t version;
+	bool same = false;
+	int ret = header_version(r, &version);
+
+	ret = ret ? ret : read_witness(r, &w);
+	if (ret)
+		return ret;
+	r->marked = w.there;
+	if (w.valid)
+		same = *owner ? !w.release && !strcmp(owner, w.client) : w.release == version;
+	r->generation = w.generation + 1;
+	r->writers = same ? w.writers : max((uint64_t)w.writers + 1, version);
+	return 0;
+}
+
+int rbd_owner_died_here(struct rbd_disk *r, const char *owner)
+{
+	struct witness w;
+
+	if (read_witness(r, &w) || !w.valid || w.release || strcmp(owner, w.client))
+		return 0;
+	return rbd_process_is_dead(w.process);
 }
 
 static int write_witness(struct rbd_disk *r, const char *client, uint64_t release)
 {
-	char text[256];
+	char text[512], process[RBD_PROCESS_MAX];
 
-	snprintf(text, sizeof(text), "weir-writer-1 writers=%llu generation=%llu client=%.63s release=%llu\n", (unsigned long long)r->writers,
-		 (unsigned long long)r->generation, client, (unsigned long long)release);
+	rbd_process_name(process, sizeof(process));
+	snprintf(text, sizeof(text), "weir-writer-1 writers=%llu generation=%llu client=%.63s release=%llu process=%s\n", (unsigned long long)r->writers,
+		 (unsigned long long)r->generation, client, (unsigned long long)release, process);
 	return r->api->rados_write_full(r->io, r->witness, text, strlen(text));
 }
 

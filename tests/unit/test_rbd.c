@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The rbd driver over a double of librbd: what a cluster seldom does, at the moment that a test wants it. */
+#include <sys/wait.h>
+
 #include "backend/rbd.h"
 #include "blk/spec.h"
 #include "lib/disk_conformance.h"
@@ -501,6 +503,126 @@ static void only_a_dead_clients_lock_is_broken(void)
 	on_fake(co_lock);
 }
 
+struct child {
+	pid_t pid;
+	int out;
+	char name[RBD_PROCESS_MAX];
+};
+
+/* Another process, by the name that it has for itself; it lives until child_end(). */
+static void child_start(struct child *c)
+{
+	int out[2], in[2];
+
+	CHECK_EQ(pipe(out), 0);
+	CHECK_EQ(pipe(in), 0);
+	c->pid = fork();
+	CHECK(c->pid >= 0);
+	if (!c->pid) {
+		char end;
+
+		close(in[1]);
+		rbd_process_name(c->name, sizeof(c->name));
+		CHECK_EQ(write(out[1], c->name, sizeof(c->name)), sizeof(c->name));
+		_exit(read(in[0], &end, 1) < 0);
+	}
+	close(out[1]);
+	close(in[0]);
+	CHECK_EQ(read(out[0], c->name, sizeof(c->name)), sizeof(c->name));
+	close(out[0]);
+	c->out = in[1];
+}
+
+static void child_end(struct child *c)
+{
+	close(c->out);
+	CHECK_EQ(waitpid(c->pid, NULL, 0), c->pid);
+}
+
+static void a_process_is_dead_only_if_that_is_certain(void)
+{
+	char own[RBD_PROCESS_MAX], other[RBD_PROCESS_MAX];
+	struct child c;
+
+	rbd_process_name(own, sizeof(own));
+	CHECK(strcmp(own, "unknown"));
+	CHECK_EQ(rbd_process_is_dead(own), 0);
+	child_start(&c);
+	CHECK_EQ(rbd_process_is_dead(c.name), 0);
+	child_end(&c);
+	CHECK_EQ(rbd_process_is_dead(c.name), c.pid);
+	/* Its id, taken by another one since. */
+	snprintf(other, sizeof(other), "%s", own);
+	*strrchr(other, '/') = '\0';
+	CHECK(strlen(other) + 3 < sizeof(other));
+	strcat(other, "/1");
+	CHECK_EQ(rbd_process_is_dead(other), getpid());
+	/* Another boot, another namespace, and what is no name. */
+	snprintf(other, sizeof(other), "%s", c.name);
+	other[0] = other[0] == 'a' ? 'b' : 'a';
+	CHECK_EQ(rbd_process_is_dead(other), 0);
+	snprintf(other, sizeof(other), "%s", c.name);
+	strchr(other, '/')[1] ^= 1;
+	CHECK_EQ(rbd_process_is_dead(other), 0);
+	/* Cut short, up to behind the process id. */
+	for (size_t n = 0; n < strlen(c.name); n++) {
+		snprintf(other, sizeof(other), "%s", c.name);
+		other[n] = '\0';
+		if (n <= (size_t)(strrchr(c.name, '/') - c.name))
+			CHECK_EQ(rbd_process_is_dead(other), 0);
+	}
+	CHECK_EQ(rbd_process_is_dead("unknown"), 0);
+}
+
+static void set_witness(const char *client, const char *process)
+{
+	char text[512];
+
+	snprintf(text, sizeof(text), "weir-writer-1 writers=41 generation=3 client=%s release=0 process=%s\n", client, process);
+	fake_rbd_set_witness(text);
+}
+
+static co_fn void co_died_here(void *arg)
+{
+	struct child *c = arg;
+	struct disk *d;
+	char msg[512];
+	uint64_t writers;
+
+	/* It lives, and does not answer. */
+	set_witness(FAKE_OTHER, c->name);
+	fake_rbd_own(FAKE_OTHER, true, false);
+	CHECK_EQ(co_open_error(msg, sizeof(msg), ",open-timeout=300ms"), -EBUSY);
+	child_end(c);
+	/* Dead, but the lock is not its; and whoever answers lives, whatever the name says. */
+	set_witness("192.0.2.8:0/1", c->name);
+	CHECK_EQ(co_open_error(msg, sizeof(msg), ",open-timeout=300ms"), -EBUSY);
+	set_witness(FAKE_OTHER, c->name);
+	fake_rbd_own(FAKE_OTHER, true, true);
+	CHECK_EQ(co_open_error(msg, sizeof(msg), ",open-timeout=300ms"), -EBUSY);
+	CHECK(!fake_rbd_blocklisted(FAKE_OTHER));
+	fake_rbd_own(FAKE_OTHER, true, false);
+	d = co_open_it(DISK_OPEN_RDWR);
+	CHECK(fake_rbd_blocklisted(FAKE_OTHER));
+	/* Nobody else was there: what it left in its log may be replayed. */
+	CHECK_EQ(co_disk_writers(d, &writers), 0);
+	CHECK_EQ(writers, 41);
+	CHECK(strstr(fake_rbd_witness(), "generation=4"));
+	co_disk_close(d);
+}
+
+static void the_lock_of_a_process_that_died_on_this_host_is_broken_at_once(void)
+{
+	struct rt *rt = make_rt(NULL);
+	struct child c;
+
+	child_start(&c);
+	fake_rbd_start(SIZE, 1);
+	CHECK_EQ(rt_run(rt, co_died_here, &c), 0);
+	fake_rbd_stop();
+	rt_destroy(rt);
+}
+
 /* --- Every call fails once --- */
 
 static co_fn int co_use(struct err *err)
@@ -613,6 +735,8 @@ int main(void)
 	RUN(a_lock_or_an_image_that_is_gone_is_noticed_without_a_write);
 	RUN(who_is_blocklisted_with_writes_in_flight_changes_nothing_more);
 	RUN(only_a_dead_clients_lock_is_broken);
+	RUN(a_process_is_dead_only_if_that_is_certain);
+	RUN(the_lock_of_a_process_that_died_on_this_host_is_broken_at_once);
 	RUN(every_call_may_fail_once);
 	RUN(all_requests_in_flight_together_give_what_the_model_has);
 	return 0;
