@@ -3,6 +3,7 @@
  * Control socket: the commands. Only `drain` and `log-rebuild` wait for a disk.
  */
 #include "daemon/control.h"
+#include "daemon/credentials.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -455,6 +456,15 @@ static co_fn int co_cache_curve(struct answer *a, json_t *args)
 	return d ? co_answer_ok(a, cache_curve(d)) : ret;
 }
 
+static co_fn int co_tls_reload(struct answer *a, json_t *args)
+{
+	struct err err = ERR_INIT;
+
+	if (co_reload_credentials(a->s, &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	return co_answer_ok(a, NULL);
+}
+
 static co_fn int co_help(struct answer *a, json_t *args);
 
 static const struct command {
@@ -475,6 +485,7 @@ static const struct command {
 	{ "cache-set", "of \"volume\": what is cached (\"primarycache\", \"secondarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
 	  "volume primarycache secondarycache share limit", co_cache_set },
 	{ "cache-curve", "the share of reads that \"volume\" would miss with other sizes of cache", "volume", co_cache_curve },
+	{ "tls-reload", "read the certificates and keys of --tls-creds again, as SIGHUP does", "", co_tls_reload },
 	{ "shutdown", "end the process; \"drain\": true empties the log first", "drain", co_shutdown },
 	{ "help", "this list", "", co_help },
 };

@@ -22,6 +22,7 @@
 
 #include "blk/spec.h"
 #include "daemon/control.h"
+#include "daemon/credentials.h"
 #include "daemon/fuse.h"
 #include "daemon/notify.h"
 #include "daemon/internal.h"
@@ -145,7 +146,7 @@ static co_fn int co_start_nbd(struct serve *s, struct err *err)
 	int ret = check_allowed(s, err);
 
 	if (!ret && nc.tls != NBD_TLS_OFF)
-		ret = tls_creds_load_server(s->config->tls_creds, !s->config->tls_any_client, &s->tls, err);
+		ret = co_load_credentials(s, err);
 	nc.creds = s->tls;
 	if (!ret)
 		ret = nbd_server_create(&nc, &s->nbd, err);
@@ -349,11 +350,15 @@ static co_fn void co_serve_main(void *arg)
 	if (!ret)
 		ret = serve_confine(s, err);
 	if (!ret) {
+		if (s->tls)
+			watch_hangup(s);
 		announce(s);
 		pressure_start(s);
 		while (!s->stop)
 			co_queue_wait(&s->stop_q, "the end");
 	}
+	if (s->tls)
+		ignore_hangup();
 	if (s->opened)
 		co_stop(s);
 	if (!ret && s->error)

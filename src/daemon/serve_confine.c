@@ -110,6 +110,7 @@ static void collect(struct serve *s, struct needs *n)
 	for (unsigned i = 0; i < c->graph.nlogs; i++)
 		need_creds(n, c->graph.logs[i]);
 	need_creds(n, c->graph.cache_device);
+	keep(n, n->c.read, &n->nread, s->tls ? c->tls_creds : NULL);
 	n->c.user = c->user;
 	/* librbd has threads of its own, which block SIGSYS and make whatever calls they like. */
 	n->c.sandbox = !c->no_sandbox && !mentions(c, "rbd:");

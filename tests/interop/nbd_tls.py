@@ -444,5 +444,111 @@ def what_is_wrong_with_the_files_is_said_in_one_line():
         check(len(lines) == 1 and re.search(reason, lines[0]), "%s: %r" % (args, out))
 
 
+def order(path, command):
+    with socket.socket(socket.AF_UNIX) as c:
+        c.connect(path)
+        c.sendall(json.dumps({"command": command}).encode() + b"\n")
+        return json.loads(c.makefile().readline())
+
+
+def can_read(server, ca, cert):
+    """A client that trusts `ca` and has this certificate gets in."""
+    try:
+        with TlsRaw(server) as c:
+            return c.starttls(context(pki, cert, ca)).negotiate().do(FLUSH) == 0
+    except (ssl.SSLError, OSError, Closed):
+        return False
+
+
+def certificates_are_renewed_while_clients_go_on():
+    pki.leaf("new-server", "server", "other", ["dns_name = localhost"])
+    pki.leaf("new-client", "client", "other")
+    d = pki.folder("renewed", "server", "server")
+    control = os.path.join(PKI_DIR, "control")
+    with TlsServer(d, "--control", control) as s, TlsRaw(s) as old:
+        old.starttls(context(pki)).negotiate()
+        for by in "signal", "control":
+            pki.folder("renewed", "server", "new-server", "other")
+            before = len(s.text())
+            if by == "signal":
+                s.proc.send_signal(signal.SIGHUP)
+            else:
+                equal(order(control, "tls-reload")["ok"], True, "the answer")
+            log_says(s, "was read again", before)
+            equal((can_read(s, "other", "new-client"), can_read(s, "ca", "client")), (True, False), "who gets in, by " + by)
+            equal(old.do(WRITE, 0, 512, data=bytes(512)), 0, "a write of a client from before")
+            pki.folder("renewed", "server", "server")
+            equal(order(control, "tls-reload")["ok"], True, "back again")
+            equal((can_read(s, "other", "new-client"), can_read(s, "ca", "client")), (False, True), "who gets in afterwards")
+        check("sandbox" not in s.text(), "the sandbox lets it: " + s.text())
+
+
+def bad_files_change_nothing_and_are_named():
+    d = pki.folder("spoilt", "server", "server")
+    control = os.path.join(PKI_DIR, "control2")
+    path = {name: os.path.join(d, name) for name in ("server-cert.pem", "server-key.pem", "ca-cert.pem", "keys.psk")}
+
+    def write(name, text):
+        with open(path[name], "w") as f:
+            f.write(text)
+        os.chmod(path[name], 0o600)
+
+    cases = [(lambda: write("server-key.pem", "no key"), "server-key.pem"), (lambda: os.unlink(path["server-key.pem"]), "server-key.pem: there is no such file"),
+             (lambda: shutil.copy(pki.file("other-key.pem"), path["server-key.pem"]), "server-key.pem: does not belong to the certificate"),
+             (lambda: write("ca-cert.pem", ""), "ca-cert.pem"), (lambda: os.unlink(path["ca-cert.pem"]), "no ca-cert.pem to check clients with"),
+             (lambda: write("keys.psk", "alice:12\n"), "keys.psk, line 1")]
+    with TlsServer(d, "--control", control) as s:
+        for spoil, words in cases:
+            spoil()
+            answer = order(control, "tls-reload")
+            check(not answer["ok"] and words in answer["error"], "%s: %s" % (words, answer))
+            check(can_read(s, "ca", "client"), "the client still gets in: " + words)
+            if words.startswith("keys"):
+                s.proc.send_signal(signal.SIGHUP)
+                log_says(s, re.escape(words) + ".*stays in use")
+                os.unlink(path["keys.psk"])
+            pki.folder("spoilt", "server", "server")
+        check(order(control, "tls-reload")["ok"], "in the end all is well")
+    with Server("mem:1M", "--control", control) as s:
+        check("--tls-creds" in order(control, "tls-reload")["error"], "without TLS")
+
+
+def handshakes_that_are_given_up_leave_nothing_behind():
+    """Cut at each place, with whole ones in between. A whole one costs milliseconds, so these are fewer than the ten thousand of nbd_access.py."""
+    hello = client_hello()
+    greeting = struct.pack(">I", 3)
+    starttls = greeting + struct.pack(">QII", OPT_MAGIC, STARTTLS, 0)
+
+    def one(s, i):
+        with socket.socket(socket.AF_UNIX) as c:
+            c.connect(s.sock)
+            if i % 5:
+                c.sendall(starttls)
+                c.recv(18 + 20, socket.MSG_WAITALL)
+            c.sendall((starttls[:9], b"", hello[:60], b"GET / HTTP/1.0\r\n\r\n", hello)[i % 5])
+            if i % 10 == 9:
+                c.recv(1)
+
+    def many(s, n):
+        for i in range(n):
+            if i % 40:
+                one(s, i)
+            else:
+                check(can_read(s, "ca", "client"), "a whole one")
+                check(not can_read(s, "ca", "stranger"), "one that is refused")
+        end = time.monotonic() + TIMEOUT
+        while s.fds() > fds and time.monotonic() < end:
+            time.sleep(0.02)
+        equal(s.fds(), fds, "descriptors")
+
+    pki.leaf("stranger", "client", "other")
+    with TlsServer(SERVER) as s:
+        fds = s.fds()
+        many(s, 200)
+        rss = s.rss()
+        many(s, 800)
+        check(s.rss() < rss + (1 << 20), "memory grows by less than 1 MiB: from %d to %d" % (rss, s.rss()))
+
+
 with TlsServer(SERVER) as ONE:
     sys.exit(run_tests(tests_of(globals())))

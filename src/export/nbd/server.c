@@ -47,6 +47,11 @@ int nbd_server_create(const struct nbd_server_config *config, struct nbd_server 
 	return 0;
 }
 
+void nbd_server_set_creds(struct nbd_server *s, struct tls_creds *creds)
+{
+	s->config.creds = creds;
+}
+
 static void export_free(struct nbd_export *e)
 {
 	rt_timer_cancel(&e->watchdog);

@@ -28,13 +28,16 @@ struct nbd_server_config {
 	uint64_t idle_ns;	/* a client without a request for so long loses its connection: never */
 	bool insecure;		/* listen beyond the loopback interface without NBD_TLS_REQUIRE */
 	enum nbd_tls tls;
-	struct tls_creds *creds; /* the caller's; with NBD_TLS_OFF not looked at */
+	struct tls_creds *creds; /* the caller's, see nbd_server_set_creds(); with NBD_TLS_OFF not looked at */
 };
 
 /* `config` may be NULL. Call on the reactor that is to serve. -ENOMEM. */
 int nbd_server_create(const struct nbd_server_config *config, struct nbd_server **ret, struct err *err);
 /* After co_nbd_server_stop(). NULL is fine. */
 void nbd_server_destroy(struct nbd_server *s);
+
+/* Others, for clients that begin with TLS from now on. The caller may free those from before: sessions keep what they use. */
+void nbd_server_set_creds(struct nbd_server *s, struct tls_creds *creds);
 
 /* The first one added is also the default export, "". `v` stays the caller's and outlives the server. -EEXIST. */
 int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *err);
