@@ -142,20 +142,26 @@ static int finish(const struct map_args *a, const char *file, bool own, bool rea
 	return ret;
 }
 
-/* The folder for files, made if need be; free(). NULL with a message. */
-static char *take_dir(const char *path, struct err *err)
+/* The path of a file NAME that is not there yet, in the folder for files, which is made if need be. */
+static int take_path(const struct map_args *a, const char *name, char file[PATH_MAX], struct err *err)
 {
-	char *dir = mkdir(path, 0700) < 0 && errno != EEXIST ? NULL : realpath(path, NULL);
+	int ret = check_name(name, err);
+	char *dir;
 
+	if (ret < 0)
+		return ret;
+	dir = mkdir(a->dir, 0700) < 0 && errno != EEXIST ? NULL : realpath(a->dir, NULL);
 	if (!dir)
-		err_errno(err, -errno, "%s", path);
-	return dir;
+		return err_errno(err, -errno, "%s", a->dir);
+	snprintf(file, PATH_MAX, "%s/%s", dir, name);
+	free(dir);
+	return check_free(file, err);
 }
 
 static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 {
 	const char *args[2 * CLI_LIST_MAX + 2];
-	char name[256], file[PATH_MAX], *dir;
+	char name[256], file[PATH_MAX];
 	int n = 0, ret = 0;
 
 	if (a->name)
@@ -163,15 +169,7 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 	else
 		ret = graph_default_name(disk, name, sizeof(name), err);
 	if (!ret)
-		ret = check_name(name, err);
-	if (ret < 0)
-		return ret;
-	dir = take_dir(a->dir, err);
-	if (!dir)
-		return err->code;
-	snprintf(file, sizeof(file), "%s/%s", dir, name);
-	free(dir);
-	ret = check_free(file, err);
+		ret = take_path(a, name, file, err);
 	if (ret < 0)
 		return ret;
 	for (int i = 0; i < a->logs.n; i++) {
@@ -199,18 +197,14 @@ static const char *choose_volume(const struct map_args *a, const char *path, jso
 static int map_added(const struct map_args *a, const char *path, json_t *status, struct err *err)
 {
 	const char *volume = choose_volume(a, path, status, err), *name = a->name ? a->name : volume;
-	char file[PATH_MAX], mark[MAP_PATH_MAX], *dir = NULL;
+	char file[PATH_MAX], mark[MAP_PATH_MAX];
 	json_t *answer;
 	FILE *f;
-	int ret = name ? check_name(name, err) : err_set(err, -EINVAL, "%s: a volume has no name", path);
+	int ret;
 
-	if (!ret)
-		dir = take_dir(a->dir, err);
-	if (!dir)
-		return err->code;
-	snprintf(file, sizeof(file), "%s/%s", dir, name);
-	free(dir);
-	ret = check_free(file, err);
+	if (!volume)
+		return err->code ? err->code : err_set(err, -EINVAL, "%s: a volume has no name", path);
+	ret = take_path(a, name, file, err);
 	if (ret < 0)
 		return ret;
 	answer = ask_server(path, json_pack("{s:s, s:s, s:s}", "command", "fuse-add", "volume", volume, "path", file), err);

@@ -3,9 +3,7 @@
 #include "daemon/fuse.h"
 
 #include <errno.h>
-#include <grp.h>
 #include <limits.h>
-#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,64 +11,19 @@
 #include "daemon/internal.h"
 #include "daemon/serve.h"
 #include "export/fuse/server.h"
+#include "util/access.h"
 #include "util/err.h"
 #include "util/opts.h"
-#include "util/size.h"
 
-#define KNOWN "volume, allow-other, mode, owner, group"
+#define KNOWN "volume, allow-other, " FILE_ACCESS_OPTIONS
 
 struct fuse_option {
 	char path[PATH_MAX];
 	struct opts opts;
 	const char *volume;
 	bool allow_other;
-	mode_t mode;		/* 0: the default */
-	uid_t uid;
-	gid_t gid;
+	struct file_access access;
 };
-
-static int parse_mode(struct fuse_option *o, struct err *err)
-{
-	const char *text = opts_str(&o->opts, "mode");
-	char *end;
-	unsigned long mode;
-
-	if (!text)
-		return 0;
-	mode = strtoul(text, &end, 8);
-	if (*text < '0' || *text > '7' || *end || !mode || mode > 0777)
-		return err_set(err, -EINVAL, "%s: mode is octal, 1 to 0777, and not '%s'", o->path, text);
-	o->mode = (mode_t)mode;
-	return 0;
-}
-
-static int parse_owner(struct fuse_option *o, struct err *err)
-{
-	const char *owner = opts_str(&o->opts, "owner"), *group = opts_str(&o->opts, "group");
-	const struct passwd *pw;
-	const struct group *gr;
-	uint64_t id;
-
-	o->uid = geteuid();
-	o->gid = getegid();
-	if (owner && !u64_parse(owner, &id) && id < UINT32_MAX) {
-		o->uid = (uid_t)id;
-	} else if (owner) {
-		pw = getpwnam(owner);
-		if (!pw)
-			return err_set(err, -EINVAL, "%s: there is no user '%s'", o->path, owner);
-		o->uid = pw->pw_uid;
-	}
-	if (group && !u64_parse(group, &id) && id < UINT32_MAX) {
-		o->gid = (gid_t)id;
-	} else if (group) {
-		gr = getgrnam(group);
-		if (!gr)
-			return err_set(err, -EINVAL, "%s: there is no group '%s'", o->path, group);
-		o->gid = gr->gr_gid;
-	}
-	return 0;
-}
 
 /* Free with opts_free(&o->opts). */
 static int parse(const char *text, struct fuse_option *o, struct err *err)
@@ -88,9 +41,7 @@ static int parse(const char *text, struct fuse_option *o, struct err *err)
 	o->volume = opts_str(&o->opts, "volume");
 	ret = opts_bool(&o->opts, "allow-other", &o->allow_other, err);
 	if (!ret)
-		ret = parse_mode(o, err);
-	if (!ret)
-		ret = parse_owner(o, err);
+		ret = file_access_parse(&o->opts, o->path, &o->access, err);
 	if (!ret)
 		ret = opts_finish(&o->opts, o->path, KNOWN, err);
 	if (ret < 0)
@@ -151,7 +102,7 @@ static co_fn int co_start_file(struct serve *s, const char *text, struct fuse_op
 	if (ret < 0)
 		return ret;
 	c = (struct fuse_export_config){
-		.path = o->path, .allow_other = o->allow_other, .mode = o->mode, .uid = o->uid, .gid = o->gid,
+		.path = o->path, .allow_other = o->allow_other, .access = o->access,
 		.unmounted = unmounted, .unmounted_arg = s,
 	};
 	c.volume = choose_volume(s, o, next, err);
@@ -163,7 +114,7 @@ static co_fn int co_start_file(struct serve *s, const char *text, struct fuse_op
 co_fn int co_add_file(struct serve *s, struct volume *v, const char *path, struct err *err)
 {
 	struct fuse_export_config c = {
-		.path = path, .volume = v, .uid = geteuid(), .gid = getegid(), .unmounted = unmounted, .unmounted_arg = s,
+		.path = path, .volume = v, .access = FILE_ACCESS_INIT, .unmounted = unmounted, .unmounted_arg = s,
 	};
 	int ret = s->fuse ? 0 : fuse_server_create(&s->fuse, err);
 

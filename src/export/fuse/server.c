@@ -72,9 +72,9 @@ static struct fuse_export *export_new(struct fuse_server *s, const struct fuse_e
 	e->config.path = strdup(c->path);
 	e->v = c->volume;
 	e->mount.fd = -1;
-	e->mode = c->mode ? c->mode : e->v->read_only ? 0400 : 0600;
-	e->uid = c->uid;
-	e->gid = c->gid;
+	e->mode = c->access.mode ? c->access.mode : e->v->read_only ? 0400 : 0600;
+	e->uid = c->access.uid == (uid_t)-1 ? geteuid() : c->access.uid;
+	e->gid = c->access.gid == (gid_t)-1 ? getegid() : c->access.gid;
 	e->mtime_ns = rt_wall_ns();
 	e->slab = calloc(n, sizeof(*e->slab));
 	if (!e->config.path || !e->slab || rt_bufpool_create(rt_self(), (uint64_t)n * FUSE_DATA_MAX, &e->pool, err) < 0) {

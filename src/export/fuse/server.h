@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include "blk/volume.h"
+#include "util/access.h"
 
 struct fuse_server;
 
@@ -15,9 +16,7 @@ struct fuse_export_config {
 	const char *path;	/* the file that is mounted over; made, and removed again at the end, if it is not there */
 	struct volume *volume;	/* the caller's; outlives the server */
 	bool allow_other;	/* users besides the own one, as far as owner and mode let them */
-	mode_t mode;		/* permissions; 0: 0600, or 0400 if the volume is read-only */
-	uid_t uid;		/* the file's owner */
-	gid_t gid;
+	struct file_access access; /* the file's; without a mode 0600, or 0400 if the volume is read-only */
 	unsigned max_in_flight;	/* requests; 0: 64 */
 	/* Called when the file was unmounted by somebody else. Plain function, may be NULL. */
 	void (*unmounted)(void *arg);
