@@ -205,30 +205,6 @@ def ten_thousand_come_and_go_without_a_trace():
             equal(c.negotiate().do(FLUSH), 0, "a flush")
 
 
-def a_thousand_virtual_machines_come_and_go_without_a_trace():
-    with folder() as d:
-        path = os.path.join(d, "v")
-        with Server("mem:1M", "--vhost-user", path) as s:
-            fds = s.fds()
-
-            def one(i):
-                with socket.socket(socket.AF_UNIX) as c:
-                    c.connect(path)
-                    if i % 3:
-                        c.sendall(struct.pack("<III", 1, 1, 0)[:12 if i % 3 == 1 else 5])    # GET_FEATURES, whole or cut
-                    if i % 3 == 1:
-                        equal(len(c.recv(64)), 20, "the features")
-
-            for i in range(300):
-                one(i)
-            settle(s, fds)
-            rss = s.rss()
-            for i in range(900):
-                one(i)
-            settle(s, fds)
-            check(s.rss() < rss + (1 << 20), "memory grows by less than 1 MiB: from %d to %d" % (rss, s.rss()))
-
-
 if __name__ == "__main__":
     import re
     sys.exit(run_tests(tests_of(globals())))

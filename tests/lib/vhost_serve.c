@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <malloc.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,7 +25,7 @@
 #define SECOND 1000000000ull
 
 struct command {
-	char verb;		/* q: end, r: resize, s: status */
+	char verb;		/* q: end, r: resize, s: status, f: figures */
 	uint64_t arg;
 };
 
@@ -44,9 +45,18 @@ static int trace(void *arg, struct disk *d, enum disk_op op, uint64_t off, uint6
 	return sh->fail[op];
 }
 
+static void figures(struct vs_figures *f)
+{
+	struct rt_stats st;
+
+	rt_get_stats(rt_self(), &st);
+	*f = (struct vs_figures){ .heap = TEST_SANITIZED ? 0 : mallinfo2().uordblks + mallinfo2().hblkhd, .enters = st.ring_enters };
+}
+
 static co_fn void co_commands(struct vs *s, struct vhost_server *server, struct volume *v)
 {
 	struct command c;
+	struct vs_figures f;
 	struct err err = ERR_INIT;
 	char *text;
 
@@ -55,6 +65,9 @@ static co_fn void co_commands(struct vs *s, struct vhost_server *server, struct 
 			int64_t ret = co_volume_resize(v, c.arg, &err);
 
 			co_io_send_all(s->control, &ret, sizeof(ret));
+		} else if (c.verb == 'f') {
+			figures(&f);
+			co_io_send_all(s->control, &f, sizeof(f));
 		} else {
 			json_t *status = vhost_server_status(server);
 			uint64_t len;
@@ -97,7 +110,7 @@ static co_fn void co_child(void *arg)
 
 static void child(struct vs *s)
 {
-	struct rt_config rc = { .coroutines = 256 };
+	struct rt_config rc = { .coroutines = 256, .spin_ns = s->poll_ns };
 	struct rt_bufpool *pool;
 	struct err err = ERR_INIT;
 	struct rt *rt;
@@ -138,17 +151,28 @@ void vs_restart(struct vs *s)
 		test_fail("the server on %s did not start", s->disk);
 }
 
-void vs_start(struct vs *s, const char *disk, bool read_only)
+static void start(struct vs *s)
 {
 	const char *tmp = getenv("TMPDIR");
 
-	*s = (struct vs){ .disk = disk, .read_only = read_only };
 	snprintf(s->dir, sizeof(s->dir), "%s/weir-vhost-XXXXXX", tmp && *tmp && strlen(tmp) < 40 ? tmp : "/tmp");
 	CHECK(mkdtemp(s->dir));
 	snprintf(s->path, sizeof(s->path), "%s/s", s->dir);
 	s->shared = mmap(NULL, sizeof(*s->shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(s->shared != MAP_FAILED);
 	vs_restart(s);
+}
+
+void vs_start(struct vs *s, const char *disk, bool read_only)
+{
+	*s = (struct vs){ .disk = disk, .read_only = read_only };
+	start(s);
+}
+
+void vs_start_polling(struct vs *s, const char *disk, uint64_t poll_ns)
+{
+	*s = (struct vs){ .disk = disk, .poll_ns = poll_ns };
+	start(s);
 }
 
 static void ask(struct vs *s, char verb, uint64_t arg)
@@ -168,6 +192,12 @@ int vs_resize(struct vs *s, uint64_t size)
 	ask(s, 'r', size);
 	CHECK_EQ(recv(s->control, &ret, sizeof(ret), MSG_WAITALL), (ssize_t)sizeof(ret));
 	return (int)ret;
+}
+
+void vs_get_figures(struct vs *s, struct vs_figures *ret)
+{
+	ask(s, 'f', 0);
+	CHECK_EQ(recv(s->control, ret, sizeof(*ret), MSG_WAITALL), (ssize_t)sizeof(*ret));
 }
 
 char *vs_status(struct vs *s)

@@ -25,11 +25,19 @@ struct vs {
 	char dir[64], path[96];
 	const char *disk;
 	bool read_only;
+	uint64_t poll_ns;
 	struct vs_shared *shared;
+};
+
+struct vs_figures {
+	uint64_t heap;		/* bytes; 0 under a sanitizer, which has a heap of its own and looks for leaks itself */
+	uint64_t enters;	/* of the ring: system calls of the reactor */
 };
 
 /* Starts it on `disk`; the socket is s->path. */
 void vs_start(struct vs *s, const char *disk, bool read_only);
+/* With a reactor that polls for so long before it sleeps. */
+void vs_start_polling(struct vs *s, const char *disk, uint64_t poll_ns);
 /* Starts it again on the same socket and disk. */
 void vs_restart(struct vs *s);
 /* Ends it in good order and checks that it was content. */
@@ -40,6 +48,7 @@ void vs_kill(struct vs *s);
 int vs_resize(struct vs *s, uint64_t size);
 /* How many descriptors and coroutines it has. */
 unsigned vs_descriptors(struct vs *s);
+void vs_get_figures(struct vs *s, struct vs_figures *ret);
 /* The status of the server as JSON text; free(). */
 char *vs_status(struct vs *s);
 bool vs_is_alive(struct vs *s);

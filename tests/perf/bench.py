@@ -113,6 +113,7 @@ class Bench:
             "weir vhost": lambda: self.weir_vhost(self.file),
             "weir vhost, polling": lambda: self.weir_vhost(self.file, "--poll-us", "50"),
             "weir vhost + log": lambda: self.weir_vhost(self.file, "--log", self.log),
+            "weir vhost + log, polling": lambda: self.weir_vhost(self.file, "--log", self.log, "--poll-us", "50"),
             "qsd vhost": lambda: self.qsd_vhost(f"driver=file,node-name=f0,filename={self.file},cache.direct=on,aio=io_uring"),
             "weir vhost null": lambda: self.weir_vhost("null:1T"),
             "weir vhost null, polling": lambda: self.weir_vhost("null:1T", "--poll-us", "50"),
@@ -151,7 +152,7 @@ class Bench:
 
     def raw_jobs(self, workload, who):
         o = ["--ioengine=io_uring", "--direct=1", "--filename=" + self.file, f"--size={min(self.a.size, GiB)}"]
-        if workload == "sync":
+        if workload.endswith("sync") or workload.startswith("vhost sync"):
             # Between two writes of a client that waits for its answers the disk rests; some disks answer later after a rest.
             return [o + ["--rw=write", "--bs=8192", "--sync=dsync"] + (["--thinktime=60"] if who != "raw file" else [])]
         rw, qd = workload.split()
@@ -194,7 +195,7 @@ class Bench:
         own = resource.getrusage(resource.RUSAGE_CHILDREN)
         if server:
             server.start_clock()
-        if workload.startswith("vhost"):
+        if workload.startswith("vhost") and server:
             r = self.vhost(workload, server)
         elif workload.startswith("qcow2"):
             r = self.qcow2.run(workload.split(), server)
@@ -260,7 +261,7 @@ class Bench:
         ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randwrite qd1 ", ["weir null", "qsd null-co"]),
         ("randwrite qd32 ", ["weir null", "qsd null-co"]),
-        ("vhost sync qd1", ["weir vhost", "weir vhost, polling", "weir vhost + log", "qsd vhost"]),
+        ("vhost sync qd1", ["raw file", "weir vhost", "weir vhost, polling", "weir vhost + log", "weir vhost + log, polling", "qsd vhost"]),
         ("vhost randread qd1", ["weir vhost", "weir vhost, polling", "qsd vhost"]),
         ("vhost randread qd32", ["weir vhost", "qsd vhost"]),
         ("vhost randread qd32 nq4", ["weir vhost", "qsd vhost"]),
@@ -400,6 +401,9 @@ class Bench:
             add(f"{work}on null: rate over qsd's null-co", ratio(m(work, "weir vhost null", "iops"), m(work, "qsd vhost null-co", "iops")), 1.5, True)
         add("vhost-user write + flush, log: rate over qsd", ratio(m("vhost sync qd1", "weir vhost + log", "iops"), m("vhost sync qd1", "qsd vhost", "iops")),
             1.8, True)
+        raw = m("vhost sync qd1", "raw file", "p50_us")
+        for who in ("weir vhost + log, polling", "weir vhost, polling"):
+            add(f"write + flush, {who}: p50 over one RWF_DSYNC write", ratio(m("vhost sync qd1", who, "p50_us"), raw), 1.15, False)
         for qd in ("qd1", "qd32"):
             peers = [n for n in ("qsd page cache", "nbdkit file") if m("cached " + qd, n, "cpu_us")]
             if peers:
