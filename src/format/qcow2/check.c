@@ -91,9 +91,6 @@ static void note_statistics(struct state *s, const struct qcow2_ref *r)
 	for (uint64_t i = r->off / window; i <= (r->off + r->len - 1) / window && i < s->windows; i++)
 		s->marks[i / 8] |= 1 << i % 8;
 	c->image_end = max(c->image_end, align_up(r->off + r->len, s->img->h.geo.cluster_size));
-	/* QEMU counts from L2 table to L2 table. */
-	if (r->kind == QCOW2_REF_L2)
-		s->next_host = 0;
 	if (r->snap >= 0 || (r->kind != QCOW2_REF_DATA && r->kind != QCOW2_REF_COMPRESSED))
 		return;
 	c->allocated++;
@@ -131,7 +128,16 @@ static bool on_ref(struct qcow2_walk *w, const struct qcow2_ref *r)
 		note_statistics(s, r);
 	if (qcow2_count_conflicts(&s->count, &s->img->h.geo, r, &where) && on_overlap(s, r, where))
 		return true;
-	qcow2_count_add(&s->count, &s->img->h.geo, r, 1);
+	qcow2_count_add(&s->count, &s->img->h.geo, r, r->weight);
+	return false;
+}
+
+/* QEMU counts what is fragmented from L2 table to L2 table. */
+static bool on_l2(struct qcow2_walk *w, const struct qcow2_ref *table, uint8_t *buf)
+{
+	struct state *s = w->arg;
+
+	s->next_host = 0;
 	return false;
 }
 
@@ -237,6 +243,8 @@ static co_fn int co_compare(struct state *s, struct err *err)
 	for (uint64_t i = s->count.first >> g->rb_bits; i <= last >> g->rb_bits && !rc; i++) {
 		uint64_t off = block_at(s, i);
 
+		if (!off && qcow2_count_is_empty(&s->count, i << g->rb_bits, 1ull << g->rb_bits))
+			continue;
 		if (off)
 			rc = co_qcow2_img_read(s->img, off, buf, g->cluster_size, err);
 		if (rc || !compare_block(s, buf, i << g->rb_bits, off != 0))
@@ -321,6 +329,7 @@ static co_fn int co_look_at_window(struct state *s, uint64_t index, struct err *
 	s->first = !index;
 	w.ref = on_ref;
 	w.bad = on_bad;
+	w.l2 = on_l2;
 	rc = co_qcow2_walk(&w, err);
 	if (!rc && s->c->damage_fixed != fixed)
 		rc = co_qcow2_img_flush(s->img, err);
@@ -360,7 +369,7 @@ static bool commit_ref(struct qcow2_walk *w, const struct qcow2_ref *r)
 
 	qcow2_commit_use_old(c, r);
 	if (r->kind != QCOW2_REF_RT && r->kind != QCOW2_REF_RB)
-		qcow2_count_add(&c->count, &c->img->h.geo, r, 1);
+		qcow2_count_add(&c->count, &c->img->h.geo, r, r->weight);
 	return false;
 }
 

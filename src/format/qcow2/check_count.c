@@ -7,13 +7,15 @@
 
 int qcow2_count_init(struct qcow2_count *c, uint64_t first, uint64_t n)
 {
-	*c = (struct qcow2_count){ .first = first, .n = n, .v = calloc(max(n, 1ull), sizeof(*c->v)) };
-	return c->v ? 0 : -ENOMEM;
+	*c = (struct qcow2_count){ .first = first, .n = n, .v = calloc(max(n, 1ull), sizeof(*c->v)), .chunks = n / QCOW2_COUNT_CHUNK + 1 };
+	c->touched = calloc(c->chunks / 8 + 1, 1);
+	return c->v && c->touched ? 0 : -ENOMEM;
 }
 
 void qcow2_count_fini(struct qcow2_count *c)
 {
 	free(c->v);
+	free(c->touched);
 	*c = (struct qcow2_count){ 0 };
 }
 
@@ -48,6 +50,16 @@ bool qcow2_count_conflicts(const struct qcow2_count *c, const struct qcow2_geo *
 	return false;
 }
 
+bool qcow2_count_is_empty(const struct qcow2_count *c, uint64_t cluster, uint64_t n)
+{
+	uint64_t from = max(cluster, c->first) - c->first, to = min(cluster + n, c->first + c->n);
+
+	for (uint64_t i = from / QCOW2_COUNT_CHUNK; c->first + i * QCOW2_COUNT_CHUNK < to; i++)
+		if (i >= c->chunks || (c->touched[i / 8] & 1 << i % 8))
+			return false;
+	return true;
+}
+
 void qcow2_count_add(struct qcow2_count *c, const struct qcow2_geo *g, const struct qcow2_ref *r, unsigned weight)
 {
 	unsigned flag = r->kind < QCOW2_REF_L2 ? QCOW2_COUNT_FIXED : r->kind == QCOW2_REF_L2 ? QCOW2_COUNT_L2 : 0;
@@ -55,8 +67,11 @@ void qcow2_count_add(struct qcow2_count *c, const struct qcow2_geo *g, const str
 
 	for (span(c, g, r, &i, &to); i <= to && weight; i++) {
 		uint16_t *v = &c->v[i - c->first];
+		uint64_t chunk = (i - c->first) / QCOW2_COUNT_CHUNK;
 		unsigned n = min((*v & QCOW2_COUNT_MAX) + weight, QCOW2_COUNT_MAX);
 
+		if (chunk < c->chunks)
+			c->touched[chunk / 8] |= 1 << chunk % 8;
 		*v = (uint16_t)((*v & ~QCOW2_COUNT_MAX) | flag | n);
 	}
 }

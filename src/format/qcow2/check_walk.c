@@ -2,14 +2,31 @@
 /*
  * qcow2 tools: every reference to a cluster.
  *
- * First the tables of fixed places, so that what lies on top of one is noticed; then the trees, each L1 table in pieces and one L2 table at a
- * time; then the bitmaps, and the refcount structures. An entry that cannot be followed is told to `bad` and not followed.
+ * First the tables of fixed places, so that what lies on top of one is noticed; then the trees; then the bitmaps, and the refcount structures. An entry that
+ * cannot be followed is told to `bad` and not followed.
+ *
+ * L1 tables are read in pieces. The L2 tables that they lead to are gathered, and each is read once for all who refer to it, its references with their weight: so
+ * the time is linear in what the file holds, however many snapshots share their tables, and whatever an image made on purpose repeats. Of L1 tables and of large
+ * L2 tables holes are not read.
  */
 #include <errno.h>
 #include <stdlib.h>
 
+#include "blk/disk.h"
 #include "format/qcow2/tools.h"
 #include "util/err.h"
+
+#define TWINS 64
+#define HOLES_FROM 65536u
+#define GATHERED 32768u			/* L2 tables; what is there once in a tree is not met again when they are more, which costs nothing */
+#define GATHERED_SLOTS (2 * GATHERED)
+
+struct qcow2_gathered {
+	uint32_t n;
+	uint32_t hash[GATHERED_SLOTS];	/* index + 1 */
+	int last_snap[GATHERED];	/* the tree that met it last */
+	struct qcow2_ref ref[GATHERED];	/* the first, with the weight of all */
+};
 
 const char *qcow2_ref_name(enum qcow2_ref_kind kind)
 {
@@ -28,6 +45,9 @@ static const char *look(const struct qcow2_img *img, const struct qcow2_ref *r)
 		return "is the header's cluster";
 	if (r->off >= img->end || r->len > img->end - r->off)
 		return "lies beyond the end of the file";
+	/* So that a huge file without contents does not have us go over it again and again. */
+	if ((r->off + r->len - 1) >> img->h.geo.cluster_bits >= (uint64_t)QCOW2_MAX_RT_BYTES / 8 << img->h.geo.rb_bits)
+		return "lies beyond what refcounts can count";
 	return NULL;
 }
 
@@ -57,7 +77,7 @@ static int go_on(struct qcow2_walk *w, uint64_t done, struct err *err)
 /* True if what it leads to is to be followed. */
 static bool tell_fixed(struct qcow2_walk *w, enum qcow2_ref_kind kind, uint64_t off, uint64_t len, int snap, uint64_t entry_off)
 {
-	struct qcow2_ref r = { .kind = kind, .off = off, .len = len, .snap = snap, .entry_off = entry_off, .entry = off };
+	struct qcow2_ref r = { .kind = kind, .off = off, .len = len, .snap = snap, .weight = 1, .entry_off = entry_off, .entry = off };
 	bool clear;
 
 	return !len || tell(w, &r, NULL, &clear);
@@ -90,7 +110,7 @@ static void walk_refcounts(struct qcow2_walk *w)
 
 	tell_fixed(w, QCOW2_REF_RT, h->rt_off, (uint64_t)h->rt_clusters * cs, -1, 0);
 	for (uint64_t i = 0; i < img->rt_entries; i++) {
-		struct qcow2_ref r = { .kind = QCOW2_REF_RB, .off = img->rt[i] & QCOW2_RT_OFFSET_MASK, .len = cs, .snap = -1,
+		struct qcow2_ref r = { .kind = QCOW2_REF_RB, .off = img->rt[i] & QCOW2_RT_OFFSET_MASK, .len = cs, .snap = -1, .weight = 1,
 				       .entry_off = h->rt_off + i * 8, .entry = img->rt[i] };
 		bool clear;
 
@@ -131,7 +151,7 @@ static bool walk_entry(struct qcow2_walk *w, const struct qcow2_ref *table, uint
 	const struct qcow2_geo *g = &img->h.geo;
 	struct qcow2_l2e e = qcow2_l2_get(g, buf, i);
 	struct qcow2_ref r = { .kind = QCOW2_REF_DATA, .off = qcow2_l2_host(e.entry), .len = g->cluster_size, .snap = table->snap,
-			       .guest = table->guest + ((uint64_t)i << g->cluster_bits), .entry_off = table->off + (uint64_t)i * g->l2_entry_size,
+			       .weight = table->weight, .guest = table->guest + ((uint64_t)i << g->cluster_bits), .entry_off = table->off + (uint64_t)i * g->l2_entry_size,
 			       .entry = e.entry };
 	const char *why = look_entry(img, e);
 	bool clear = false;
@@ -154,13 +174,25 @@ static bool walk_entry(struct qcow2_walk *w, const struct qcow2_ref *table, uint
 	return clear;
 }
 
+/* How much of [off, off + len) is a hole: all of it, or 0. */
+static co_fn uint64_t co_hole(const struct qcow2_img *img, uint64_t off, uint64_t len)
+{
+	struct disk_extent e;
+
+	len = off < img->file->size ? min(len, img->file->size - off) : 0;
+	return len && !co_disk_extent(img->file, off, len, &e) && e.zero ? e.len : 0;
+}
+
 static co_fn int co_walk_l2(struct qcow2_walk *w, const struct qcow2_ref *table, struct err *err)
 {
 	struct qcow2_img *img = w->img;
 	const struct qcow2_geo *g = &img->h.geo;
 	bool changed = false;
-	int rc = co_qcow2_img_read(img, table->off, w->l2_buf, g->cluster_size, err);
+	int rc;
 
+	if (g->cluster_size > HOLES_FROM && co_hole(img, table->off, g->cluster_size) == g->cluster_size)
+		return 0;
+	rc = co_qcow2_img_read(img, table->off, w->l2_buf, g->cluster_size, err);
 	if (rc)
 		return rc;
 	if (w->l2 && table->snap < 0)
@@ -171,23 +203,55 @@ static co_fn int co_walk_l2(struct qcow2_walk *w, const struct qcow2_ref *table,
 	return changed ? co_qcow2_img_write(img, table->off, w->l2_buf, g->cluster_size, err) : 0;
 }
 
-#define SEEN (4 * QCOW2_L1_PIECE)
-#define TWINS 64
-
-/*
- * Whether an L2 table was met before in this piece. No program makes such images; one made on purpose could keep us reading for days, so that a few of a
- * tree are followed.
- */
-static bool seen(struct qcow2_walk *w, uint64_t off, uint64_t mask)
+/* All that were gathered. */
+static co_fn int co_walk_gathered(struct qcow2_walk *w, struct err *err)
 {
-	uint64_t i = (off / 512 * 0x9e3779b97f4a7c15ull >> 40) & mask;
+	struct qcow2_gathered *t = w->tables;
+	int rc = 0;
 
-	while (w->seen[i] && w->seen[i] != off)
-		i = (i + 1) & mask;
-	if (w->seen[i])
-		return true;
-	w->seen[i] = off;
-	return false;
+	for (unsigned i = 0; i < t->n && !rc; i++) {
+		rc = go_on(w, 0, err);
+		if (!rc)
+			rc = co_walk_l2(w, &t->ref[i], err);
+	}
+	/* At the end of a small image most of its pages have not been touched. */
+	if (t->n == GATHERED)
+		memset(t->hash, 0, sizeof(t->hash));
+	t->n = 0;
+	return rc;
+}
+
+static uint32_t *slot_of(struct qcow2_gathered *t, uint64_t off)
+{
+	uint32_t i = (uint32_t)(off / 512 * 0x9e3779b97f4a7c15ull >> 40) % GATHERED_SLOTS;
+
+	while (t->hash[i] && t->ref[t->hash[i] - 1].off != off)
+		i = (i + 1) % GATHERED_SLOTS;
+	return &t->hash[i];
+}
+
+/* Whether the tree has the table already, as far as we remember. No program makes such images; a few of them are followed. */
+static bool is_twin(const struct qcow2_walk *w, const struct qcow2_ref *r)
+{
+	uint32_t at = *slot_of(w->tables, r->off);
+
+	return at && w->tables->last_snap[at - 1] == r->snap;
+}
+
+/* There is room. */
+static void gather(struct qcow2_walk *w, const struct qcow2_ref *r)
+{
+	struct qcow2_gathered *t = w->tables;
+	unsigned weight = w->tree_weight ? w->tree_weight(w, r->snap) : 1;
+	uint32_t *slot = slot_of(t, r->off);
+
+	if (!*slot) {
+		t->ref[t->n] = *r;
+		t->ref[t->n].weight = 0;
+		*slot = ++t->n;
+	}
+	t->last_snap[*slot - 1] = r->snap;
+	t->ref[*slot - 1].weight = min(t->ref[*slot - 1].weight + weight, 2 * QCOW2_COUNT_MAX);
 }
 
 /* `n` entries of an L1 table, from `first` on. */
@@ -196,29 +260,27 @@ static co_fn int co_walk_l1(struct qcow2_walk *w, int snap, uint64_t l1_off, uin
 	struct qcow2_img *img = w->img;
 	const struct qcow2_geo *g = &img->h.geo;
 	bool changed = false, clear;
-	uint64_t mask = 1;
 	int rc = 0;
 
-	while (mask < 2 * n)
-		mask = 2 * mask + 1;
-	memset(w->seen, 0, (mask + 1) * sizeof(*w->seen));
 	if (w->l1 && snap < 0)
 		changed = w->l1(w, first, n, buf);
 	for (uint64_t i = 0; i < n && !rc; i++) {
 		uint64_t entry = get_be64(buf + i * 8);
-		struct qcow2_ref r = { .kind = QCOW2_REF_L2, .off = entry & QCOW2_OFFSET_MASK, .len = g->cluster_size, .snap = snap,
+		struct qcow2_ref r = { .kind = QCOW2_REF_L2, .off = entry & QCOW2_OFFSET_MASK, .len = g->cluster_size, .snap = snap, .weight = 1,
 				       .guest = (first + i) << (g->cluster_bits + g->l2_bits), .entry_off = l1_off + (first + i) * 8, .entry = entry };
 
 		if (!entry)
 			continue;
 		rc = go_on(w, 1, err);
+		if (!rc && w->tables->n == GATHERED)
+			rc = co_walk_gathered(w, err);
 		if (rc)
 			break;
 		if (!(entry & QCOW2_L1_RESERVED) && !r.off)
 			continue;
-		w->twins += seen(w, r.off, mask);
+		w->twins += is_twin(w, &r);
 		if (tell(w, &r, entry & QCOW2_L1_RESERVED ? "has reserved bits set" : w->twins > TWINS ? "is the L2 table of many others" : NULL, &clear))
-			rc = co_walk_l2(w, &r, err);
+			gather(w, &r);
 		if (clear)
 			put_be64(buf + i * 8, 0);
 		changed |= clear;
@@ -239,6 +301,9 @@ static co_fn int co_walk_tree(struct qcow2_walk *w, int snap, uint64_t l1_off, u
 	    l1_size * 8 > QCOW2_MAX_L1_BYTES)
 		return 0;
 	for (uint64_t first = 0, n; first < l1_size && !rc; first += n) {
+		n = l1_size - first > QCOW2_L1_PIECE ? co_hole(img, l1_off + first * 8, (l1_size - first) * 8) / 8 : 0;
+		if (n)
+			continue;
 		n = min(l1_size - first, (uint64_t)QCOW2_L1_PIECE);
 		rc = co_qcow2_img_read(img, l1_off + first * 8, buf, n * 8, err);
 		if (!rc)
@@ -262,7 +327,7 @@ static co_fn int co_walk_bitmap(struct qcow2_walk *w, const struct qcow2_bm *b, 
 		rc = co_qcow2_img_read(img, b->table_off + at, buf, n, err);
 		for (uint64_t i = 0; i < n && !rc; i += 8) {
 			struct qcow2_ref r = { .kind = QCOW2_REF_BITMAP, .entry = get_be64(buf + i), .len = img->h.geo.cluster_size, .snap = -1,
-					       .entry_off = b->table_off + at + i };
+					       .weight = 1, .entry_off = b->table_off + at + i };
 			bool clear;
 
 			r.off = r.entry & QCOW2_OFFSET_MASK;
@@ -282,8 +347,8 @@ co_fn int co_qcow2_walk(struct qcow2_walk *w, struct err *err)
 	int rc = 0;
 
 	w->l2_buf = qcow2_img_alloc(img->h.geo.cluster_size);
-	w->seen = calloc(SEEN, sizeof(*w->seen));
-	if (!buf || !w->l2_buf || !w->seen)
+	w->tables = calloc(1, sizeof(*w->tables));
+	if (!buf || !w->l2_buf || !w->tables)
 		rc = err_errno(err, -ENOMEM, "%s", img->name);
 	w->done = 0;
 	w->total = qcow2_l1_entries(&img->h.geo, img->h.size);
@@ -295,14 +360,16 @@ co_fn int co_qcow2_walk(struct qcow2_walk *w, struct err *err)
 		rc = co_walk_tree(w, -1, img->h.l1_off, img->h.l1_size, buf, err);
 	for (unsigned i = 0; i < img->n_snap && !rc && !w->active_only; i++)
 		rc = img->snap[i].lost ? 0 : co_walk_tree(w, (int)i, img->snap[i].l1_off, img->snap[i].l1_size, buf, err);
+	if (!rc)
+		rc = co_walk_gathered(w, err);
 	for (unsigned i = 0; i < img->n_bm && !rc && !w->active_only; i++)
 		rc = co_walk_bitmap(w, &img->bm[i], buf, err);
 	if (!rc && !w->active_only)
 		walk_refcounts(w);
 	free(buf);
 	free(w->l2_buf);
-	free(w->seen);
+	free(w->tables);
 	w->l2_buf = NULL;
-	w->seen = NULL;
+	w->tables = NULL;
 	return rc;
 }

@@ -33,16 +33,16 @@ struct edit {
 
 /* --- The new state, counted --- */
 
-static unsigned weight_of_active(const struct edit *e, enum qcow2_ref_kind kind)
+/* Of a tree's data. */
+static unsigned weight_of_tree(const struct qcow2_walk *w, int snap)
 {
-	switch (kind) {
-	case QCOW2_REF_L1:
-	case QCOW2_REF_L2:
-		/* The snapshot's from now on. What the active tree shares is counted when that is known. */
-		return e->op == QCOW2_SNAP_CREATE;
-	default:
+	const struct edit *e = w->arg;
+
+	if (snap < 0)
 		return e->op == QCOW2_SNAP_CREATE ? 2 : e->op == QCOW2_SNAP_APPLY ? 0 : 1;
-	}
+	if (snap != e->which || e->op == QCOW2_SNAP_CREATE)
+		return 1;
+	return e->op == QCOW2_SNAP_APPLY ? 2 : 0;
 }
 
 static unsigned weight_of(const struct edit *e, const struct qcow2_ref *r)
@@ -59,16 +59,18 @@ static unsigned weight_of(const struct edit *e, const struct qcow2_ref *r)
 	case QCOW2_REF_BITMAP_DIR:
 		/* They tell about the contents that go. */
 		return e->op != QCOW2_SNAP_APPLY;
+	case QCOW2_REF_DATA:
+	case QCOW2_REF_COMPRESSED:
+		return r->weight;
 	default:
 		break;
 	}
+	/* L1 and L2 tables. The active tree's are the new snapshot's from now on; what the active tree shares is counted when that is known. */
 	if (r->snap < 0)
-		return weight_of_active(e, r->kind);
+		return e->op == QCOW2_SNAP_CREATE;
 	if (r->snap != e->which || e->op == QCOW2_SNAP_CREATE)
 		return 1;
-	if (e->op == QCOW2_SNAP_DELETE)
-		return 0;
-	return r->kind == QCOW2_REF_DATA || r->kind == QCOW2_REF_COMPRESSED ? 2 : 1;
+	return e->op != QCOW2_SNAP_DELETE;
 }
 
 static bool count_ref(struct qcow2_walk *w, const struct qcow2_ref *r)
@@ -276,7 +278,7 @@ static co_fn int co_refuse_damage(struct qcow2_img *img, const bool *stop, struc
 static co_fn int co_change(struct edit *e, const char *which, uint64_t now_ns, const bool *stop, struct err *err)
 {
 	struct qcow2_img *img = e->img;
-	struct qcow2_walk w = { .img = img, .arg = e, .ref = count_ref, .stop = stop };
+	struct qcow2_walk w = { .img = img, .arg = e, .ref = count_ref, .tree_weight = weight_of_tree, .stop = stop };
 	int rc = co_qcow2_walk(&w, err);
 
 	if (!rc)

@@ -110,7 +110,8 @@ const char *qcow2_ref_name(enum qcow2_ref_kind kind);
 struct qcow2_ref {
 	enum qcow2_ref_kind kind;
 	uint64_t off, len;	/* in the file; len may span clusters */
-	int snap;		/* whose tree: -1 the active one's */
+	int snap;		/* whose tree: -1 the active one's; the first of those that share an L2 table */
+	unsigned weight;	/* how many references it stands for */
 	uint64_t guest;		/* L2, DATA, COMPRESSED: guest offset */
 	uint64_t entry_off;	/* where the entry lies that refers to it; 0: the header */
 	uint64_t entry;
@@ -127,12 +128,14 @@ struct qcow2_walk {
 	bool (*l2)(struct qcow2_walk *w, const struct qcow2_ref *table, uint8_t *buf);
 	/* As l2 for pieces of the active L1 table; `first` is the index of the first of n entries. May be NULL. */
 	bool (*l1)(struct qcow2_walk *w, uint64_t first, uint64_t n, uint8_t *buf);
+	/* What one reference of a tree's L2 tables weighs; NULL: 1. */
+	unsigned (*tree_weight)(const struct qcow2_walk *w, int snap);
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
 	void *progress_arg;
 	const bool *stop;
 	bool active_only;	/* only the active tree, and no fixed tables */
 	uint8_t *l2_buf;	/* the walker's */
-	uint64_t *seen;
+	struct qcow2_gathered *tables;
 	unsigned twins;
 	uint64_t done, total;
 };
@@ -151,11 +154,16 @@ co_fn int co_qcow2_walk(struct qcow2_walk *w, struct err *err);
 struct qcow2_count {
 	uint64_t first, n;	/* clusters */
 	uint16_t *v;
+	uint8_t *touched;	/* a bit for each QCOW2_COUNT_CHUNK of those that it was made for: anything was counted there */
+	uint64_t chunks;
 };
+#define QCOW2_COUNT_CHUNK 2048u
 int qcow2_count_init(struct qcow2_count *c, uint64_t first, uint64_t n);	/* -ENOMEM */
 void qcow2_count_fini(struct qcow2_count *c);
 /* Whether the reference shares a cluster of the window with what it may not; then *ret_where is that. Ask before it is added. */
 bool qcow2_count_conflicts(const struct qcow2_count *c, const struct qcow2_geo *g, const struct qcow2_ref *r, uint64_t *ret_where);
+/* Whether nothing was counted in [cluster, cluster + n). */
+bool qcow2_count_is_empty(const struct qcow2_count *c, uint64_t cluster, uint64_t n);
 /* Counts `weight` references to each of its clusters in the window. */
 void qcow2_count_add(struct qcow2_count *c, const struct qcow2_geo *g, const struct qcow2_ref *r, unsigned weight);
 static inline unsigned qcow2_count_get(const struct qcow2_count *c, uint64_t cluster)
