@@ -11,8 +11,12 @@
 #include <stdlib.h>
 
 #include "backend/drivers.h"
+#include "util/bytes.h"
 #include "util/err.h"
 #include "util/opts.h"
+
+#define FAR_NS 1000000ull	/* from so slow a write on it is one of those disks that need many in flight */
+#define FAR_DEPTH 64u
 
 struct delay {
 	struct disk disk;
@@ -156,6 +160,8 @@ static co_fn int delay_co_open(struct disk_spec *spec, unsigned flags, struct di
 	l->disk.limits.max_zero = 0;
 	/* A flush takes its time even where there is nothing volatile. */
 	l->disk.limits.volatile_cache = true;
+	if (l->ns[DISK_OP_WRITE] >= FAR_NS)
+		l->disk.limits.opt_depth = opt.bounded ? min(opt.slots.count, FAR_DEPTH) : FAR_DEPTH;
 	*ret = &l->disk;
 	return 0;
 }

@@ -55,6 +55,7 @@ struct powercut_dev_config {
 	uint32_t sector;	/* unit of tearing, limits.atomic_unit; 0: 512 */
 	uint32_t align;		/* limits.align; 0: 512 */
 	uint32_t max_io;	/* limits.max_io; 0: no limit */
+	uint32_t object, opt_depth; /* limits */
 	uint64_t latency_ns;	/* longest time of one I/O; 0: 100 us */
 	bool no_fua;		/* lacks FUA: the choke point sends flushes */
 	bool no_discard;	/* discard succeeds without an effect */

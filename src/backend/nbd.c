@@ -21,6 +21,8 @@
 #define MAX_ZERO (1ull << 30)
 #define MAX_ZERO_EXTENDED (1ull << 40)
 #define DEFAULT_BLOCK 512u
+#define OBJECT_MIN (1u << 20)	/* who prefers so much a request keeps objects */
+#define DEPTH 32u
 
 static struct nbd *nbd_of(struct disk *d)
 {
@@ -308,6 +310,8 @@ static int take_info(struct nbd *n, unsigned flags, struct err *err)
 		log_warn("%s: the last %llu bytes cannot be reached, since the server takes blocks of %u bytes only", n->disk.name,
 			 (unsigned long long)(i->size - n->disk.size), l->align);
 	l->opt_io = i->opt_block;
+	l->object = i->opt_block >= OBJECT_MIN && is_pow2(i->opt_block) ? i->opt_block : 0;
+	l->opt_depth = DEPTH;
 	if (n->config.replay)
 		payload = min((uint64_t)payload, n->config.replay / 4);
 	l->max_io = align_down(payload, l->align);

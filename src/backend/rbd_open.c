@@ -19,6 +19,7 @@
 #define MAX_ZERO (1u << 30)
 #define CONFIG_MAX 512
 #define ATOMIC 4096
+#define DEPTH 64		/* of some 100 placement groups a write in flight finds a few that others do not hold up */
 
 struct opening {
 	struct rbd_disk *r;
@@ -227,6 +228,7 @@ static void set_limits(struct rbd_disk *r, const struct opening *o)
 	r->disk.read_only = !o->rdwr;
 	*l = (struct disk_limits){
 		.align = 1, .mem_align = 1, .atomic_unit = ATOMIC, .opt_io = (uint32_t)min(r->obj_size, (uint64_t)1 << 30),
+		.object = is_pow2(r->obj_size) && r->obj_size <= 1u << 30 ? (uint32_t)r->obj_size : 0, .opt_depth = DEPTH,
 		.max_io = r->error_after_ns ? 4u << 20 : RT_BUF_MAX, .max_zero = MAX_ZERO,
 		.discard_gran = (uint32_t)min(o->discard_gran, (uint64_t)1 << 30),
 		/* Without DISK_UNMAP each byte of zeroes is written: nothing fast can be promised for all. */

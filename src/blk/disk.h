@@ -81,6 +81,8 @@ struct disk_limits {
 	uint32_t mem_align;	/* of each segment's base, power of two, 1..4096; above 1 each length is a multiple of `align` too */
 	uint32_t atomic_unit;	/* (6) */
 	uint32_t opt_io;	/* preferred size and alignment of a request; 0: none known */
+	uint32_t object;	/* what the store keeps as one: a request within one costs one round trip, whatever its size. Power of two; 0: nothing of the kind */
+	uint32_t opt_depth;	/* requests in flight that a store far away needs to be fast; 0: a few will do */
 	uint32_t max_io;	/* bytes of one op; the choke point splits. 0: no limit */
 	uint64_t max_zero;	/* the same for discard and write zeroes */
 	uint32_t discard_gran;	/* discards are cut to whole multiples of it by the driver; 0: no discard */

@@ -434,15 +434,11 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 
 	if (r < 0)
 		return r;
-	v->run_mem = mmap(NULL, (uint64_t)w->config.destage_parallel * WL_RUN_MAX, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (v->run_mem == MAP_FAILED) {
-		v->run_mem = NULL;
+	r = wl_runs_init(v);
+	if (r < 0) {
 		disk_fini(&v->disk);
-		return -ENOMEM;
+		return r;
 	}
-	v->run_free = w->config.destage_parallel == 64 ? UINT64_MAX : (1ull << w->config.destage_parallel) - 1;
-	co_sem_init(&v->destage_sem, w->config.destage_parallel);
 	v->disk.size = image->size;
 	v->disk.read_only = image->read_only || w->config.read_only;
 	v->disk.limits.align = 1;
@@ -542,7 +538,7 @@ static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image,
 		err_errno(err, r, "volume %s: cannot be attached to the write log", name);
 		v->attached = false;
 		v->disk.file = NULL;
-		munmap(v->run_mem, (uint64_t)w->config.destage_parallel * WL_RUN_MAX);
+		wl_runs_fini(v);
 		disk_fini(&v->disk);
 		return r;
 	}

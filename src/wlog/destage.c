@@ -2,9 +2,8 @@
 /*
  * Write log: destage, from the map into the image.
  *
- * One destager per attached volume works in rounds: write a number of runs (adjacent pieces, at most WL_RUN_MAX) with bounded
- * parallelism, flush the image, and only then take from the map what was written (invariant 5). A round that fails anywhere takes nothing away and is
- * repeated after a while: the data is safe in the log meanwhile.
+ * One destager per attached volume works in rounds: write a number of runs, many at once (runs.c), flush the image, and only then take from the map what
+ * was written (invariant 5). A round that fails anywhere takes nothing away and is repeated after a while: the data is safe in the log meanwhile.
  *
  * merged   The map itself, in order of offset, from where the last round ended (an elevator). A piece that was overwritten since the
  *          round began has a higher record number than `cap_rno` and stays. (Not the batch number: what the cleaner brings forward
@@ -13,8 +12,7 @@
  *          epoch begins, so that no epoch is ever written again after a newer one.
  *
  * A round starts when the oldest dirty data has rested for destage_delay, when the volume or the ring is fuller than the low watermark,
- * when somebody waits for space, or for a drain. Without urgency it gives way to the guest: one run at a time with a pause as
- * long as the run took.
+ * when somebody waits for space, or for a drain.
  */
 #include <errno.h>
 #include <string.h>
@@ -23,19 +21,8 @@
 #include "util/size.h"
 #include "wlog/internal.h"
 
-#define GUEST_ACTIVE_NS 10000000ull
-#define FILL_STEP (64u << 10)
-#define PAUSE_MAX_NS 5000000ull
+#define TRIM_NS 2000000000ull	/* memory of runs that was not needed for so long goes back */
 #define ORDERED_RECORDS 2048u	/* of one round */
-
-struct run {
-	struct wlog_volume *v;
-	const struct wl_map *src;
-	uint64_t off, len;
-	bool zero, unmap;
-	unsigned slot;
-	int *error;
-};
 
 void wl_destage_kick(struct wlog_volume *v)
 {
@@ -45,159 +32,6 @@ void wl_destage_kick(struct wlog_volume *v)
 static bool is_dirty(const struct wlog_volume *v)
 {
 	return v->map.entries > 0 || !list_empty(&v->fifo);
-}
-
-static bool is_urgent(const struct wlog_volume *v)
-{
-	return v->draining || v->w->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
-}
-
-static void tell_lost(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_t len)
-{
-	const struct wlog_config *c = &v->w->config;
-	const char *name = v->w->sb.vol[v->slot].name;
-
-	v->lost_bytes += len;
-	if (c->on_lost)
-		c->on_lost(c->on_lost_arg, name, rno, off, len);
-	else
-		log_error("volume %s: bytes %llu+%llu are lost: record %llu of the write log is damaged and left out, as was asked for; the image keeps "
-			  "what it held there", name, (unsigned long long)off, (unsigned long long)len, (unsigned long long)rno);
-}
-
-/* [off, off+len) of record `rno` cannot be had from the log (`error`). 0: the round goes on without it. */
-static int leave_out(struct run *r, uint64_t rno, uint64_t off, uint64_t len, int error)
-{
-	struct wlog_volume *v = r->v;
-
-	if (v->ignore_damage) {
-		/* Not where a newer record will follow (ordered destage). */
-		for (const struct wl_entry *e = wl_map_find(&v->map, off); e && e->off < off + len; e = wl_map_next(e)) {
-			if (e->rno == rno)
-				tell_lost(v, rno, max(off, e->off), min(off + len, e->off + e->len) - max(off, e->off));
-		}
-		return 0;
-	}
-	v->bad_off = off;
-	v->bad_len = len;
-	if (error == -EBADMSG)
-		return error;
-	v->log_unreadable = true;
-	if (r->src != &v->map || v->nkept == WL_KEPT_MAX)
-		return error;
-	v->kept[v->nkept].off = off;
-	v->kept[v->nkept++].len = len;
-	return 0;
-}
-
-/* Writes the run's pieces, newest durable version each, in as few writes as what must be left out allows. */
-static co_fn int co_write_data(struct run *r, uint8_t *buf)
-{
-	struct disk *image = r->v->disk.file;
-	uint64_t off = r->off, end = r->off + r->len, from = off;
-
-	while (off < end) {
-		struct wl_entry *e = wl_map_find(r->src, off);
-
-		if (!e || e->off > off)
-			return -EIO;	/* cannot be: pieces leave the map only behind this round */
-		uint64_t n = min(end, e->off + e->len) - off, rno = e->rno;
-		int res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
-
-		if (res == 0) {
-			off += n;
-			if (off < end)
-				continue;
-		}
-		int written = off > from ? co_disk_write(image, from, buf + (from - r->off), off - from, DISK_BACKGROUND) : 0;
-
-		if (written == 0 && res < 0)
-			written = leave_out(r, rno, off, n, res);
-		if (written < 0)
-			return written;
-		off += res < 0 ? n : 0;
-		from = off;
-	}
-	return 0;
-}
-
-static co_fn int co_destage_run(void *arg)
-{
-	struct run *r = arg;
-	struct wlog_volume *v = r->v;
-	struct disk *image = v->disk.file;
-	uint64_t start = rt_now_ns();
-	int res;
-
-	if (r->zero) {
-		res = co_disk_zero(image, r->off, r->len, DISK_BACKGROUND | (r->unmap ? DISK_UNMAP : 0));
-	} else {
-		uint8_t *buf = v->run_mem + (uint64_t)r->slot * WL_RUN_MAX;
-
-		res = co_write_data(r, buf);
-	}
-	if (res < 0 && *r->error == 0)
-		*r->error = res;
-	v->run_ns = rt_now_ns() - start;
-	v->run_free |= 1ull << r->slot;
-	co_sem_give(&v->destage_sem);
-	return 0;
-}
-
-/* The run that begins with `e`. */
-static void make_run(struct run *r, const struct wl_entry *e)
-{
-	uint64_t max_len = wl_is_zeroes(e->type) ? UINT64_MAX : WL_RUN_MAX;
-
-	r->off = e->off;
-	r->zero = wl_is_zeroes(e->type);
-	r->unmap = e->type == WL_DISCARD;
-	r->len = min(e->len, max_len);
-	for (const struct wl_entry *n = wl_map_next(e); r->len < max_len && n; n = wl_map_next(n)) {
-		if (n->off != r->off + r->len || wl_is_zeroes(n->type) != r->zero || (n->type == WL_DISCARD) != r->unmap)
-			break;
-		r->len = min(r->len + n->len, max_len);
-	}
-}
-
-/* Writes runs of `src` from `off` on until its end, the round's limit, or an error. Returns where it stopped. */
-static co_fn int co_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t off, uint64_t *ret_end)
-{
-	struct run run[64];
-	struct co_group g;
-	uint64_t total = 0;
-	int error = 0;
-
-	co_group_init(&g);
-	while (error == 0 && total < WL_ROUND_MAX && !v->stop) {
-		co_sem_take(&v->destage_sem, "destage writes in flight");
-		/* Only now: what may suspend is behind us. */
-		struct wl_entry *e = wl_map_find(src, off);
-
-		if (!e || error) {
-			co_sem_give(&v->destage_sem);
-			break;
-		}
-		unsigned slot = __builtin_ctzll(v->run_free);
-		struct run *r = &run[slot];
-		struct wl_entry part = *e;
-
-		*r = (struct run){ .v = v, .src = src, .slot = slot, .error = &error };
-		make_run(r, e);
-		if (part.off < off) {	/* a run ended in the middle of a piece */
-			r->len -= off - part.off;
-			r->off = off;
-		}
-		v->run_free &= ~(1ull << slot);
-		off = r->off + r->len;
-		total += r->zero ? WL_BLOCK : r->len;
-		co_group_start(&g, "destage", co_destage_run, r);
-		if (!is_urgent(v) && rt_now_ns() - v->last_io_ns < GUEST_ACTIVE_NS)
-			co_sleep_ns(min(v->run_ns + 50000, PAUSE_MAX_NS));
-	}
-	co_group_wait(&g);
-	*ret_end = off;
-	return error ? error : v->stop ? -ECANCELED : 0;
 }
 
 /* Says in the superblock that the image's stamp is going to move, before it does. */
@@ -301,7 +135,7 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 		v->lap_since = rt_wall_ns();
 	start = max(v->cursor, first->off);
 	v->nkept = 0;
-	int r = co_write_runs(v, &v->map, start, &end);
+	int r = co_wl_write_runs(v, &v->map, start, &end);
 
 	if (r == 0)
 		r = co_disk_flush(v->disk.file);
@@ -353,7 +187,7 @@ static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t 
 		r = take_records(v, epoch, *ret_last, &last);
 		end = 0;
 		while (r == 0 && wl_map_find(&v->round, end))
-			r = co_write_runs(v, &v->round, end, &end);
+			r = co_wl_write_runs(v, &v->round, end, &end);
 		wl_map_clear(&v->round, &v->w->pool);
 		if (r < 0 || last == 0)
 			break;
@@ -373,7 +207,7 @@ static uint64_t last_epoch_of_round(const struct wlog_volume *v)
 	list_for_each(&v->fifo, l) {
 		const struct wl_entry *e = container_of(l, struct wl_entry, fifo);
 
-		if (bytes >= WL_ROUND_MAX && e->epoch != epoch)
+		if (bytes >= v->w->config.destage_round && e->epoch != epoch)
 			break;
 		bytes += e->type == WL_WRITE ? e->len : 0;
 		epoch = e->epoch;
@@ -432,10 +266,24 @@ static bool is_due(struct wlog_volume *v, uint64_t *ret_at)
 	*ret_at = UINT64_MAX;
 	if (!is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining && !w->draining))
 		return false;
-	if (is_urgent(v) || now >= due || now < v->dirty_since)	/* a clock that was put back */
+	if (wl_is_urgent(v) || now >= due || now < v->dirty_since)	/* a clock that was put back */
 		return true;
 	*ret_at = rt_now_ns() + (due - now);
 	return false;
+}
+
+/* Until `at`, or until there is something to do. */
+static co_fn void co_rest(struct wlog_volume *v, uint64_t at)
+{
+	static const char why[] = "dirty data to destage";
+	bool trim = at == UINT64_MAX && wl_runs_hold_memory(v);
+
+	if (trim)
+		at = rt_now_ns() + TRIM_NS;
+	if (at == UINT64_MAX)
+		co_queue_wait(&v->destage_wake, why);
+	else if (!co_queue_wait_until(&v->destage_wake, at, why) && trim)
+		wl_runs_trim(v);
 }
 
 co_fn void co_wl_destager(void *arg)
@@ -455,10 +303,7 @@ co_fn void co_wl_destager(void *arg)
 				break;
 			if (v->remark || is_due(v, &at))
 				continue;
-			if (at == UINT64_MAX)
-				co_queue_wait(&v->destage_wake, "dirty data to destage");
-			else
-				co_queue_wait_until(&v->destage_wake, at, "dirty data to destage");
+			co_rest(v, at);
 			continue;
 		}
 		v->log_unreadable = false;

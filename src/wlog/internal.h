@@ -41,7 +41,11 @@
 #define WL_COMMIT_IDLE_NS 1000000000ull /* data that nobody flushes is committed after this */
 #define WL_HEARTBEAT_NS 5000000000ull
 #define WL_RETRY_NS 1000000000ull
-#define WL_RUN_MAX (1u << 20)
+#define WL_DEPTH_USUAL 16u	/* image writes in flight */
+#define WL_DEPTH_MAX 64u
+#define WL_RUN_MAX (4u << 20)	/* of one image write */
+#define WL_RUN_CHUNK (64u << 10)
+#define WL_RUN_CHUNKS 256u
 #define WL_ROUND_MAX (64ull << 20)
 #define WL_KEPT_MAX 32u
 #define WL_UNREADABLE_NS 10000000000ull /* what cannot be read for so long, and is in everybody's way, counts as lost */
@@ -92,6 +96,7 @@ struct wlog_volume {
 	uint32_t unflushed;	/* records since the last flush */
 	uint32_t habit;		/* that many came before each of the last `habit_runs` flushes, one at a time */
 	uint32_t habit_runs;
+	uint64_t last_miss_ns;	/* when a read of the guest last began or ended on the image */
 	uint64_t run_ns;	/* how long the last image write took */
 	uint64_t cursor;	/* merged destage: where the next round begins; 0: at the bottom */
 	uint64_t lap_since;	/* wall clock when it was there */
@@ -103,9 +108,14 @@ struct wlog_volume {
 	unsigned draining;	/* drains of this volume */
 	bool stop, stalled, damaged, destaging, running, has_stamp, has_writers, has_mark, remark;
 	struct co_queue destage_wake, destage_done;
-	struct co_sem destage_sem;
-	uint8_t *run_mem;	/* destage_parallel buffers of WL_RUN_MAX */
-	uint64_t run_free;	/* bit set: buffer is free */
+	/* what is being written: runs.c */
+	unsigned depth;		/* the most at once */
+	unsigned runs;		/* now */
+	uint64_t run_free;	/* bit set: slot is free */
+	struct co_queue run_done;
+	uint8_t *run_mem;	/* WL_RUN_CHUNKS of WL_RUN_CHUNK; NULL: not attached */
+	uint64_t run_taken[WL_RUN_CHUNKS / 64];
+	unsigned run_high;	/* chunks from the start on that may have been touched */
 	uint64_t records, destaged_bytes;
 	/* damage, and what cannot be read */
 	bool ignore_damage, log_unreadable;
@@ -279,6 +289,15 @@ co_fn int co_wl_read_piece(struct wlog *w, struct wl_batch *b, const struct wl_e
 /* Tells once what is damaged, and stops changing the volume. */
 void wl_report_damage(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_t len);
 co_fn int co_wl_read(struct wlog_volume *v, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags);
+
+/* runs.c */
+int wl_runs_init(struct wlog_volume *v);	/* with disk.file set; -ENOMEM */
+void wl_runs_fini(struct wlog_volume *v);
+bool wl_is_urgent(const struct wlog_volume *v);
+/* Writes runs of `src` from `off` on to the image until its end, the round's limit, or an error. *ret_end is where it stopped. */
+co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t off, uint64_t *ret_end);
+bool wl_runs_hold_memory(const struct wlog_volume *v);
+void wl_runs_trim(struct wlog_volume *v);	/* with nothing in flight */
 
 /* destage.c */
 co_fn void co_wl_destager(void *arg);

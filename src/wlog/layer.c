@@ -219,6 +219,7 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot)
 	co_queue_init(&v->room);
 	co_queue_init(&v->destage_wake);
 	co_queue_init(&v->destage_done);
+	co_queue_init(&v->run_done);
 	list_add_tail(&w->volumes, &v->node);
 	w->by_slot[slot] = v;
 	return v;
@@ -252,8 +253,7 @@ static co_fn void co_layer_close(struct disk *d)
 		co_disk_mark_set(image, "", NULL);
 	else if (r == 0 && !clean)
 		co_wl_leave_dirty(v);
-	munmap(v->run_mem, (uint64_t)w->config.destage_parallel * WL_RUN_MAX);
-	v->run_mem = NULL;
+	wl_runs_fini(v);
 	/* The layer is done with; what the log knows of the volume lives on. */
 	disk_fini(d);
 	memset(d, 0, sizeof(*d));

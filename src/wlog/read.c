@@ -145,6 +145,7 @@ static co_fn int co_read_gaps(struct wlog_volume *v, const struct plan *p, uint6
 	struct iovec sub[GAP_IOV];
 	int nsub = -1;
 
+	v->last_miss_ns = rt_now_ns();
 	if (p->gaps == 1)
 		nsub = iov_slice(iov, niov, p->gap_off - base, p->gap_end - p->gap_off, sub, GAP_IOV);
 	if (nsub > 0)

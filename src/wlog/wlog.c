@@ -172,9 +172,9 @@ static void apply_defaults(struct wlog_config *c)
 {
 	if (!c->memory)
 		c->memory = WL_MEM_DEFAULT;
-	if (!c->destage_parallel)
-		c->destage_parallel = 16;
-	c->destage_parallel = min(c->destage_parallel, 64u);
+	c->destage_parallel = min(c->destage_parallel, WL_DEPTH_MAX);
+	if (!c->destage_round)
+		c->destage_round = WL_ROUND_MAX;
 	if (!c->destage_delay_ns)
 		c->destage_delay_ns = 1000000000ull;
 	if (!c->low_pct)

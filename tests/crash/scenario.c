@@ -49,7 +49,7 @@ static void pick_workload(struct workload *k, struct rng *r)
 
 void scenario_init(struct scenario *sc, const char *variant, uint64_t seed)
 {
-	static const uint64_t delay[] = { 1, 1000000, 100000000 };
+	static const uint64_t delay[] = { 1, 1000000, 100000000 }, object[] = { 0, 16384, 65536, 4 << 20 };
 	struct rng r;
 
 	memset(sc, 0, sizeof(*sc));
@@ -88,17 +88,23 @@ void scenario_init(struct scenario *sc, const char *variant, uint64_t seed)
 		sc->vol[i].destage = chance(&r, 50) ? WLOG_DESTAGE_MERGED : WLOG_DESTAGE_ORDERED;
 		sc->vol[i].no_mark = chance(&r, 20);
 	}
+	/* A store far away. Drawn last, as it came last. */
+	if (chance(&r, 40)) {
+		sc->image_dev.object = pick(&r, object, ARRAY_SIZE(object));
+		sc->image_dev.opt_depth = 64;
+	}
+	sc->log.destage_round = chance(&r, 40) ? 16384 : 0;
 }
 
 void scenario_print(const struct scenario *sc)
 {
 	const struct workload *k = &sc->work;
 
-	printf("log: %u side(s) of %llu, segments %u, sector %u%s; memory %llu, destage after %llu ns, %u at once%s\n", sc->nsides,
+	printf("log: %u side(s) of %llu, segments %u, sector %u%s; memory %llu, destage after %llu ns, %u at once, rounds of %llu%s\n", sc->nsides,
 	       (unsigned long long)sc->log_size, sc->format.segment_size, sc->log_dev.sector, sc->log_dev.no_fua ? ", no FUA" : "",
-	       (unsigned long long)sc->log.memory, (unsigned long long)sc->log.destage_delay_ns, sc->log.destage_parallel,
+	       (unsigned long long)sc->log.memory, (unsigned long long)sc->log.destage_delay_ns, sc->log.destage_parallel, (unsigned long long)sc->log.destage_round,
 	       sc->log.no_destage ? ", no destage" : "");
-	printf("images: sector %u, max_io %u%s%s%s%s%s%s\n", sc->image_dev.sector, sc->image_dev.max_io,
+	printf("images: sector %u, max_io %u, object %u, depth %u%s%s%s%s%s%s\n", sc->image_dev.sector, sc->image_dev.max_io, sc->image_dev.object, sc->image_dev.opt_depth,
 	       sc->image_dev.no_fua ? ", no FUA" : "", sc->image_dev.no_discard ? ", no discard" : "",
 	       sc->image_dev.no_zero ? ", no zero" : "", sc->image_dev.discard_keeps ? ", discard keeps" : "",
 	       sc->image_dev.no_mark ? ", no mark" : "", sc->filled ? ", filled" : "");

@@ -309,6 +309,7 @@ static void set_limits(struct qcow2 *q)
 		.mem_align = max(mem_align, 8u),
 		.atomic_unit = min(atomic, q->g.sub_size),
 		.opt_io = q->data->limits.opt_io,
+		.opt_depth = q->data->limits.opt_depth,
 		/* What is freed at once must fit into the ring. */
 		.max_zero = max((uint64_t)1 << 30, (uint64_t)q->g.cluster_size * 1024),
 		.discard_gran = f->discard_gran ? q->g.sub_size : 0,

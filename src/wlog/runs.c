@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Write log: runs, the image writes of destage.
+ *
+ * A run is a range of adjacent pieces of one kind that goes to the image in one write. Its end is where the pieces end, or
+ *   - the next border of an object, where the store keeps objects: one write for a whole one, and none that touches two (a run of some objects would be several
+ *     requests below, which must all be waited for);
+ *   - else about WL_RUN_USUAL bytes on, at a multiple of what the image likes best, so that no write is cut in the middle of a unit.
+ *
+ * How many at once: WL_DEPTH_USUAL, or as many as the image says it needs (opt_depth). What decides the rate at which small dirty pieces leave the log is not the time that
+ * the store takes for one write, but how many are in flight meanwhile.
+ *
+ * When there is no hurry the guest comes first. A disk of this machine is shared with it: one run at a time, with a pause as long as the run took. A store far away
+ * (one that wants depth) is not what a writing guest waits for, who waits for the log: a quarter of the depth; a sixteenth while it reads from the image.
+ *
+ * Invariants
+ *  (1) runs in flight together do not overlap, and belong to one volume; the offset only grows;
+ *  (2) between the look at the map that makes a run and its start nothing suspends;
+ *  (3) a chunk of run_mem belongs to one run in flight, or its bit in run_taken is clear.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "util/bytes.h"
+#include "wlog/internal.h"
+
+#define GUEST_ACTIVE_NS 10000000ull
+#define PAUSE_MAX_NS 5000000ull
+#define WL_RUN_USUAL (1u << 20)
+#define CO_SPARE 64u		/* coroutines that stay for requests of guests */
+#define RUN_MEM ((uint64_t)WL_RUN_CHUNKS * WL_RUN_CHUNK)
+#define KEEP_CHUNKS 16u		/* stay when the destager rests */
+
+static_assert(WL_DEPTH_MAX <= 64, "a bit of run_free for each");
+static_assert(WL_RUN_MAX / WL_RUN_CHUNK * 2 <= WL_RUN_CHUNKS, "one run in flight leaves room for the next");
+
+struct run {
+	struct wlog_volume *v;
+	const struct wl_map *src;
+	uint64_t off, len;
+	bool zero, unmap;
+	unsigned slot, chunk, chunks;
+	int *error;
+};
+
+/* --- Places for runs --- */
+
+int wl_runs_init(struct wlog_volume *v)
+{
+	unsigned depth = v->w->config.destage_parallel;
+
+	if (!depth)
+		depth = max(v->disk.file->limits.opt_depth, WL_DEPTH_USUAL);
+	v->depth = min(depth, WL_DEPTH_MAX);
+	v->run_free = v->depth == 64 ? UINT64_MAX : (1ull << v->depth) - 1;
+	v->run_mem = mmap(NULL, RUN_MEM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (v->run_mem == MAP_FAILED) {
+		v->run_mem = NULL;
+		return -ENOMEM;
+	}
+	v->run_high = 0;
+	return 0;
+}
+
+void wl_runs_fini(struct wlog_volume *v)
+{
+	munmap(v->run_mem, RUN_MEM);
+	v->run_mem = NULL;
+}
+
+bool wl_runs_hold_memory(const struct wlog_volume *v)
+{
+	return v->run_high > KEEP_CHUNKS;
+}
+
+void wl_runs_trim(struct wlog_volume *v)
+{
+	madvise(v->run_mem + KEEP_CHUNKS * WL_RUN_CHUNK, RUN_MEM - KEEP_CHUNKS * WL_RUN_CHUNK, MADV_DONTNEED);
+	v->run_high = KEEP_CHUNKS;
+}
+
+static bool is_taken(const struct wlog_volume *v, unsigned chunk)
+{
+	return v->run_taken[chunk / 64] >> (chunk % 64) & 1;
+}
+
+static void mark_chunks(struct run *r, bool taken)
+{
+	for (unsigned i = r->chunk; i < r->chunk + r->chunks; i++) {
+		if (taken)
+			r->v->run_taken[i / 64] |= 1ull << (i % 64);
+		else
+			r->v->run_taken[i / 64] &= ~(1ull << (i % 64));
+	}
+}
+
+/* First fit: what is used little stays low. */
+static bool take_chunks(struct run *r)
+{
+	unsigned n = 0;
+
+	r->chunk = 0;
+	r->chunks = r->zero ? 0 : (unsigned)((r->len + WL_RUN_CHUNK - 1) / WL_RUN_CHUNK);
+	for (unsigned i = 0; n < r->chunks && i < WL_RUN_CHUNKS; i++)
+		n = is_taken(r->v, i) ? 0 : (n ? n + 1 : (r->chunk = i, 1));
+	if (n < r->chunks)
+		return false;
+	mark_chunks(r, true);
+	r->v->run_high = max(r->v->run_high, r->chunk + r->chunks);
+	return true;
+}
+
+bool wl_is_urgent(const struct wlog_volume *v)
+{
+	return v->draining || v->w->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
+}
+
+static bool is_far(const struct wlog_volume *v)
+{
+	return v->disk.file->limits.opt_depth > WL_DEPTH_USUAL;
+}
+
+static bool guest_comes_first(const struct wlog_volume *v)
+{
+	return rt_now_ns() - v->last_io_ns < GUEST_ACTIVE_NS && !wl_is_urgent(v);
+}
+
+/* How many runs may be in flight now. */
+static unsigned window(const struct wlog_volume *v)
+{
+	if (!is_far(v) || !guest_comes_first(v))
+		return v->depth;
+	return max(v->depth / (rt_now_ns() - v->last_miss_ns < GUEST_ACTIVE_NS ? 16 : 4), 1u);
+}
+
+static bool take_place(struct run *r)
+{
+	struct wlog_volume *v = r->v;
+
+	if (v->runs >= window(v) || (v->runs >= WL_DEPTH_USUAL && co_available() < CO_SPARE) || !take_chunks(r))
+		return false;
+	r->slot = __builtin_ctzll(v->run_free);
+	v->run_free &= ~(1ull << r->slot);
+	v->runs++;
+	return true;
+}
+
+static void give_place(struct run *r)
+{
+	struct wlog_volume *v = r->v;
+
+	mark_chunks(r, false);
+	v->run_free |= 1ull << r->slot;
+	v->runs--;
+	co_queue_wake_one(&v->run_done);
+}
+
+/* --- One run --- */
+
+static void tell_lost(struct wlog_volume *v, uint64_t rno, uint64_t off, uint64_t len)
+{
+	const struct wlog_config *c = &v->w->config;
+	const char *name = v->w->sb.vol[v->slot].name;
+
+	v->lost_bytes += len;
+	if (c->on_lost)
+		c->on_lost(c->on_lost_arg, name, rno, off, len);
+	else
+		log_error("volume %s: bytes %llu+%llu are lost: record %llu of the write log is damaged and left out, as was asked for; the image keeps "
+			  "what it held there", name, (unsigned long long)off, (unsigned long long)len, (unsigned long long)rno);
+}
+
+/* [off, off+len) of record `rno` cannot be had from the log (`error`). 0: the round goes on without it. */
+static int leave_out(struct run *r, uint64_t rno, uint64_t off, uint64_t len, int error)
+{
+	struct wlog_volume *v = r->v;
+
+	if (v->ignore_damage) {
+		/* Not where a newer record will follow (ordered destage). */
+		for (const struct wl_entry *e = wl_map_find(&v->map, off); e && e->off < off + len; e = wl_map_next(e)) {
+			if (e->rno == rno)
+				tell_lost(v, rno, max(off, e->off), min(off + len, e->off + e->len) - max(off, e->off));
+		}
+		return 0;
+	}
+	v->bad_off = off;
+	v->bad_len = len;
+	if (error == -EBADMSG)
+		return error;
+	v->log_unreadable = true;
+	if (r->src != &v->map || v->nkept == WL_KEPT_MAX)
+		return error;
+	v->kept[v->nkept].off = off;
+	v->kept[v->nkept++].len = len;
+	return 0;
+}
+
+/* Writes the run's pieces, newest durable version each, in as few writes as what must be left out allows. */
+static co_fn int co_write_data(struct run *r, uint8_t *buf)
+{
+	struct disk *image = r->v->disk.file;
+	uint64_t off = r->off, end = r->off + r->len, from = off;
+
+	while (off < end) {
+		struct wl_entry *e = wl_map_find(r->src, off);
+
+		if (!e || e->off > off)
+			return -EIO;	/* cannot be: pieces leave the map only behind this round */
+		uint64_t n = min(end, e->off + e->len) - off, rno = e->rno;
+		int res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
+
+		if (res == 0) {
+			off += n;
+			if (off < end)
+				continue;
+		}
+		int written = off > from ? co_disk_write(image, from, buf + (from - r->off), off - from, DISK_BACKGROUND) : 0;
+
+		if (written == 0 && res < 0)
+			written = leave_out(r, rno, off, n, res);
+		if (written < 0)
+			return written;
+		off += res < 0 ? n : 0;
+		from = off;
+	}
+	return 0;
+}
+
+static co_fn int co_destage_run(void *arg)
+{
+	struct run *r = arg;
+	struct wlog_volume *v = r->v;
+	uint64_t start = rt_now_ns();
+	int res;
+
+	if (r->zero)
+		res = co_disk_zero(v->disk.file, r->off, r->len, DISK_BACKGROUND | (r->unmap ? DISK_UNMAP : 0));
+	else
+		res = co_write_data(r, v->run_mem + (uint64_t)r->chunk * WL_RUN_CHUNK);
+	if (res < 0 && *r->error == 0)
+		*r->error = res;
+	v->run_ns = rt_now_ns() - start;
+	give_place(r);
+	return 0;
+}
+
+/* --- Many of them --- */
+
+/* Where a run that begins at `off` ends at the latest. */
+static uint64_t last_end(const struct disk *image, uint64_t off)
+{
+	const struct disk_limits *l = &image->limits;
+
+	if (l->object) {
+		uint64_t unit = min(l->object, WL_RUN_MAX);
+
+		return align_down(off, unit) + unit;
+	}
+	return align_down(off + WL_RUN_USUAL, is_pow2(l->opt_io) && l->opt_io <= WL_RUN_USUAL ? l->opt_io : 1);
+}
+
+/* The first run at or behind `off`. False: there is none. */
+static bool find_run(struct run *r, uint64_t off)
+{
+	const struct wl_entry *e = wl_map_find(r->src, off);
+
+	if (!e)
+		return false;
+	r->off = max(off, e->off);	/* a run ended in the middle of a piece */
+	r->zero = wl_is_zeroes(e->type);
+	r->unmap = e->type == WL_DISCARD;
+
+	uint64_t end = e->off + e->len, last = r->zero ? UINT64_MAX : last_end(r->v->disk.file, r->off);
+
+	for (const struct wl_entry *n = wl_map_next(e); end < last && n; n = wl_map_next(n)) {
+		if (n->off != end || wl_is_zeroes(n->type) != r->zero || (n->type == WL_DISCARD) != r->unmap)
+			break;
+		end += n->len;
+	}
+	r->len = min(end, last) - r->off;
+	return true;
+}
+
+co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t off, uint64_t *ret_end)
+{
+	struct run run[WL_DEPTH_MAX];
+	struct co_group g;
+	uint64_t total = 0;
+	int error = 0;
+
+	co_group_init(&g);
+	while (error == 0 && total < v->w->config.destage_round && !v->stop) {
+		struct run r = { .v = v, .src = src, .error = &error };
+
+		if (!find_run(&r, off))
+			break;
+		if (!take_place(&r)) {
+			co_queue_wait(&v->run_done, "destage writes in flight");
+			continue;
+		}
+		off = r.off + r.len;
+		total += r.zero ? WL_BLOCK : r.len;
+		run[r.slot] = r;
+		co_group_start(&g, "destage", co_destage_run, &run[r.slot]);
+		if (!is_far(v) && guest_comes_first(v))
+			co_sleep_ns(min(v->run_ns + 50000, PAUSE_MAX_NS));
+	}
+	co_group_wait(&g);
+	*ret_end = off;
+	return error ? error : v->stop ? -ECANCELED : 0;
+}
