@@ -93,6 +93,11 @@ void cache_recompute(struct cache *c)
 	uint64_t taken = c->fixed + c->curves + second_memory(c->second);
 	uint32_t all, keep;
 
+	if (taken > c->counted)
+		budget_force(&c->user, taken - c->counted);
+	else
+		budget_give(&c->user, c->counted - taken);
+	c->counted = taken;
 	c->mem.allowed = c->budget > taken ? (uint32_t)min((c->budget - taken) / c->config.chunk, (uint64_t)c->mem.chunks) : 0;
 	all = c->mem.allowed * c->mem.per_chunk;
 	c->floor = (uint32_t)((uint64_t)all * c->config.metadata_floor_pct / 100);
@@ -156,6 +161,11 @@ int cache_create(const struct cache_config *config, struct cache **ret, struct e
 		cache_destroy(c);
 		return err_errno(err, r, "cache: no address space for %s", size_format(o.size, size));
 	}
+	if (!budget_join(o.budget, &c->user, "read cache", c->fixed + o.chunk)) {
+		cache_destroy(c);
+		return err_set(err, -ENOMEM, "no memory is left in the budget for a cache of %s: give a larger --memory", size_format(o.size, size));
+	}
+	c->mem.user = &c->user;
 	cache_recompute(c);
 	*ret = c;
 	return 0;
@@ -169,6 +179,7 @@ void cache_destroy(struct cache *c)
 		assert(!c->vol[i]);
 	assert(!c->second);
 	mem_fini(&c->mem);
+	budget_leave(&c->user);
 	free(c->index);
 	free(c);
 }
@@ -186,6 +197,21 @@ void cache_hold(struct cache *c)
 void cache_release(struct cache *c)
 {
 	c->busy--;
+}
+
+uint64_t cache_size(const struct cache *c)
+{
+	return c->budget;
+}
+
+uint64_t cache_least(const struct cache *c)
+{
+	return c->fixed + c->curves + second_memory(c->second) + c->config.chunk;
+}
+
+uint64_t cache_committed(const struct cache *c)
+{
+	return max(c->user.held, c->user.floor);
 }
 
 uint64_t cache_memory(const struct cache *c)

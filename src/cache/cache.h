@@ -17,6 +17,7 @@
 #include "blk/disk.h"
 #include "util/uuid.h"
 
+struct budget;
 struct cache;
 struct err;
 
@@ -34,6 +35,7 @@ struct cache_config {
 	bool no_read_ahead;
 	unsigned curve_samples;	/* of each volume's miss-ratio curve; 0: 2048 */
 	unsigned metadata_floor_pct, metadata_ceiling_pct; /* 0: 3 and 25 */
+	struct budget *budget;	/* that its memory comes out of, within `size`; NULL: none (rt/budget.h) */
 };
 
 /* -EINVAL if the size is too small to be of use. */
@@ -99,6 +101,11 @@ co_fn void co_cache_close_device(struct cache *c);
 void cache_set_secondary(struct disk *d, enum cache_mode mode);
 bool cache_has_device(const struct cache *c);
 
+/* What it is allowed to take now, and the least that co_cache_resize() would accept. */
+uint64_t cache_size(const struct cache *c);
+uint64_t cache_least(const struct cache *c);
+/* What of the budget is its own: what it takes, or its floor. */
+uint64_t cache_committed(const struct cache *c);
 /* Bytes of memory that the cache takes now, all included; never above its budget but while co_cache_resize() is making it smaller. */
 uint64_t cache_memory(const struct cache *c);
 /* json_t objects, new references. */

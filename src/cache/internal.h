@@ -32,6 +32,7 @@
 #include "cache/policy.h"
 #include "cache/second.h"
 #include "cache/shards.h"
+#include "rt/budget.h"
 #include "rt/sync.h"
 #include "util/bytes.h"
 
@@ -149,6 +150,8 @@ struct cache_volume {
 struct cache {
 	struct cache_config config;
 	uint64_t budget, fixed, curves;	/* bytes */
+	struct budget_user user;
+	uint64_t counted;	/* of what it holds: all but the chunks of data */
 	uint32_t block, shift;
 	struct policy policy[CACHE_CLASSES];
 	struct cache_mem mem;

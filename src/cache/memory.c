@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 
 #include "rt/area.h"
+#include "rt/budget.h"
 #include "util/bytes.h"
 
 static uint32_t words(uint32_t chunks)
@@ -115,8 +116,11 @@ uint32_t mem_get(struct cache_mem *m)
 
 	if (!mem_free(m) || (i = find_room(m)) == MEM_NONE)
 		return MEM_NONE;
-	if (!m->chunk[i].mapped)
+	if (!m->chunk[i].mapped) {
+		if (m->user && !budget_take(m->user, m->chunk_bytes))
+			return MEM_NONE;
 		map_chunk(m, i);
+	}
 	return take(m, i);
 }
 
@@ -160,6 +164,8 @@ void mem_release(struct cache_mem *m, uint32_t keep)
 		c->mapped = false;
 		m->mapped--;
 		set_roomy(m, i, false);
+		if (m->user)
+			budget_give(m->user, m->chunk_bytes);
 	}
 }
 

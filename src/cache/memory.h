@@ -13,6 +13,7 @@
 #define MEM_HELD 0x7fffffffu	/* owner of a used slot that no record has (yet) */
 #define MEM_FREE 0x80000000u	/* set in the owner of a free slot */
 
+struct budget_user;
 struct rt_bufpool;
 
 struct mem_chunk {
@@ -34,6 +35,7 @@ struct cache_mem {
 	uint64_t *roomy;	/* a bit for each mapped chunk with a free slot */
 	struct rt_bufpool *area; /* known to the ring; NULL: not */
 	uint32_t hint;		/* no roomy chunk in a word below */
+	struct budget_user *user; /* chunks come out of its budget; NULL: of none */
 };
 
 /* Bytes of bookkeeping for so many chunks. */

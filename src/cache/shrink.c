@@ -96,7 +96,7 @@ co_fn void co_shrink(struct cache *c)
 
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err)
 {
-	uint64_t taken = c->fixed + c->curves + second_memory(c->second), least = taken + c->config.chunk;
+	uint64_t least = cache_least(c), taken = least - c->config.chunk;
 	char a[16], b[16];
 
 	if (size > c->config.size)

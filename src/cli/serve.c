@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 
 #include "daemon/fuse.h"
+#include "daemon/memory.h"
 #include "daemon/serve.h"
 #include "daemon/vhost.h"
 #include "export/nbd/server.h"
@@ -20,7 +21,7 @@ static const char *const sync_names[] = { "standard", "always", "disabled", NULL
 int cli_serve(int argc, char **argv)
 {
 	struct cli_list logs = { 0 }, names = { 0 }, nbd = { 0 }, vhost = { 0 }, fuse = { 0 }, allow = { 0 }, paths = { 0 };
-	struct serve_config c = { .graph.cache_size = 64 << 20 };
+	struct serve_config c = { .graph.cache_size = UINT64_MAX };
 	struct err err = ERR_INIT;
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
 	    primarycache = CACHE_ALL, secondarycache = CACHE_ALL, tls = -1, tls_verify_peer = true;
@@ -53,7 +54,8 @@ int cli_serve(int argc, char **argv)
 		CLI_STR("cache-device", 0, "DEVICE", &c.graph.cache_device),
 		CLI_SIZE("cache-device-rate", 0, "SIZE", &c.graph.cache_device_config.rate, 1 << 20, INT64_MAX),
 		CLI_ENUM("secondarycache", 0, primary_names, &secondarycache),
-		CLI_SIZE("memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
+		CLI_SIZE("log-memory", 0, "SIZE", &c.graph.log.memory, 1 << 20, INT64_MAX),
+		CLI_SIZE("memory", 0, "SIZE", &c.memory, 1 << 20, INT64_MAX),
 		CLI_DURATION("client-timeout", 0, "DURATION", &client_timeout, 0, 3600000000000ull),
 		CLI_DURATION("log-timeout", 0, "DURATION", &log_timeout, 0, 3600000000000ull),
 		CLI_STR("user", 0, "USER", &c.user),
@@ -93,18 +95,19 @@ int cli_serve(int argc, char **argv)
 	if (tls != NBD_TLS_OFF && !nbd.n)
 		cli_usage("serve", "--tls and --tls-creds concern NBD: give --nbd ADDRESS");
 	if (!logs.n && (c.drain || c.graph.volume.force_replay || c.graph.volume.quota || c.graph.log.memory))
-		cli_usage("serve", "--drain, --force-replay, --quota and --memory concern a log: give --log DEVICE");
+		cli_usage("serve", "--drain, --force-replay, --quota and --log-memory concern a log: give --log DEVICE");
 	if (c.graph.cache_device && !c.graph.cache_size)
 		cli_usage("serve", "--cache-device is a second level of the cache: give a --cache-size");
 	if (!c.graph.cache_device && (c.graph.cache_device_config.rate || secondarycache != CACHE_ALL))
 		cli_usage("serve", "--cache-device-rate and --secondarycache concern the second level of the cache: give --cache-device DEVICE");
 	while (disks[c.graph.ndisks])
 		c.graph.ndisks++;
+	c.graph.nlogs = logs.n;
+	memory_defaults(&c, c.memory, c.graph.cache_size != UINT64_MAX);
 	c.graph.disks = (const char *const *)disks;
 	c.graph.names = names.v;
 	c.graph.nnames = names.n;
 	c.graph.logs = logs.v;
-	c.graph.nlogs = logs.n;
 	c.graph.sync = sync;
 	c.graph.primarycache = primarycache;
 	c.graph.secondarycache = secondarycache;

@@ -7,6 +7,7 @@
 
 #include "cli/ask.h"
 #include "cli/cli.h"
+#include "cli/stat_memory.h"
 #include "cli/stat_prometheus.h"
 #include "util/bytes.h"
 #include "util/err.h"
@@ -143,17 +144,22 @@ int cli_stat(int argc, char **argv)
 	uint64_t interval = SECOND, count = UINT64_MAX;
 	struct figures a = { 0 }, b;
 	struct err err = ERR_INIT;
-	bool json = false, prometheus = false;
+	bool json = false, prometheus = false, memory = false;
+	uint64_t set_memory = 0;
 	const struct cli_opt opts[] = {
 		CLI_DURATION("interval", 'i', "DURATION", &interval, SECOND / 100, 3600 * SECOND),
 		CLI_U64("count", 'n', "N", &count, 1, UINT32_MAX),
 		CLI_FLAG("json", 'j', &json),
 		CLI_FLAG("prometheus", 0, &prometheus),
+		CLI_FLAG("memory", 'm', &memory),
+		CLI_SIZE("set-memory", 0, "SIZE", &set_memory, 1 << 20, INT64_MAX),
 		CLI_END
 	};
 	const char *path = cli_parse("stat", opts, "CONTROL", argc, argv)[0];
 	struct timespec pause = { (time_t)(interval / SECOND), (long)(interval % SECOND) };
 
+	if (memory || set_memory)
+		return stat_memory(path, set_memory, json, &err) < 0 ? cli_fail("stat", &err) : 0;
 	for (uint64_t n = 0; n < count || (!json && n == count); n++) {
 		json_t *stats = ask_stats(path, prometheus, &err);
 

@@ -196,6 +196,30 @@ static void print_volumes(json_t *volumes, json_t *names)
 	}
 }
 
+static void print_memory(json_t *memory)
+{
+	static const struct metric of_all[] = {
+		{ "weir_memory_limit_bytes", "Memory that the process may take.", "gauge", "limit", 0 },
+		{ "weir_memory_committed_bytes", "Memory taken, or kept for who cannot do with less.", "gauge", "committed", 0 },
+		{ "weir_memory_resident_bytes", "Memory that the kernel counted last; 0 if it is not asked.", "gauge", "resident", 0 },
+		{ "weir_memory_refused_total", "How often somebody had to wait for memory, or do with less.", "counter", "refused", 0 },
+	}, of_part[] = {
+		{ "weir_memory_bytes", "Memory taken by a part of the process.", "gauge", "bytes", 0 },
+		{ "weir_memory_floor_bytes", "What is kept for it.", "gauge", "floor", 0 },
+	};
+	const char *name;
+	json_t *part;
+
+	print_plain(of_all, ARRAY_SIZE(of_all), memory);
+	for (size_t i = 0; i < ARRAY_SIZE(of_part); i++) {
+		begin(&of_part[i]);
+		json_object_foreach(json_object_get(memory, "parts"), name, part) {
+			printf("%s{part=\"%s\"}", of_part[i].name, name);
+			print_value(&of_part[i], part);
+		}
+	}
+}
+
 void stat_prometheus(json_t *stats)
 {
 	static const struct metric pressure = { "weir_memory_pressure_events_total", "How often the cache gave memory back because the host was short of it.",
@@ -207,4 +231,5 @@ void stat_prometheus(json_t *stats)
 		print_plain(&pressure, 1, json_object_get(stats, "memory_pressure"));
 	}
 	print_log(json_object_get(stats, "log"));
+	print_memory(json_object_get(stats, "memory"));
 }

@@ -88,6 +88,7 @@ static co_fn int co_status(struct answer *a, json_t *args)
 	json_object_set_new(r, "volumes", each_volume(s, volume_status));
 	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
 	json_object_set_new(r, "cache", s->graph.cache ? cache_status(s->graph.cache) : json_null());
+	json_object_set_new(r, "memory", memory_status(s));
 	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());
 	json_object_set_new(r, "vhost_user", s->vhost ? vhost_server_status(s->vhost) : json_null());
 	json_object_set_new(r, "fuse", s->fuse ? fuse_server_status(s->fuse) : json_null());
@@ -112,6 +113,7 @@ static co_fn int co_stats(struct answer *a, json_t *args)
 	json_object_set_new(r, "volumes", each_volume(a->s, volume_stats));
 	json_object_set_new(r, "cache", a->s->graph.cache ? cache_status(a->s->graph.cache) : json_null());
 	json_object_set_new(r, "log", a->s->graph.log ? wlog_status(a->s->graph.log) : json_null());
+	json_object_set_new(r, "memory", memory_status(a->s));
 	json_object_set_new(r, "memory_pressure", json_pack("{s:I, s:I, s:I}", "events", (json_int_t)a->s->pressure.events,
 		"cache_size", (json_int_t)a->s->pressure.size, "cache_wanted", (json_int_t)a->s->pressure.wanted));
 	json_object_set_new(r, "names", names_of(a->s));
@@ -390,7 +392,22 @@ static co_fn int co_cache_size(struct answer *a, json_t *args)
 	if (co_cache_resize(c, size, &err) < 0)
 		return co_answer_error(a, "%s", err.msg);
 	pressure_set(a->s, size);
+	co_memory_apply(a->s);
 	return co_answer_ok(a, json_pack("{s:I}", "memory", (json_int_t)cache_memory(c)));
+}
+
+static co_fn int co_memory(struct answer *a, json_t *args)
+{
+	struct err err = ERR_INIT;
+	uint64_t size = 0;
+
+	if (!get_size(args, "size", &size))
+		return co_answer_error(a, "\"size\" is a number of bytes, or text such as \"1G\"", NULL);
+	if (a->s->stop)
+		return co_answer_error(a, "the server is stopping", NULL);
+	if (size && co_memory_set(a->s, size, &err) < 0)
+		return co_answer_error(a, "%s", err.msg);
+	return co_answer_ok(a, memory_status(a->s));
 }
 
 /* The cache's layer of the volume that the request names, and its number, or NULL with the error answered (its result in *ret). */
@@ -482,6 +499,7 @@ static const struct command {
 	{ "resize", "give \"volume\" the \"size\"; \"shrink\": true lets it lose its end", "volume size shrink", co_resize },
 	{ "fuse-add", "show \"volume\" as the file \"path\" (absolute), until it is unmounted", "volume path", co_fuse_add },
 	{ "cache-size", "give the read cache \"size\" bytes of memory", "size", co_cache_size },
+	{ "memory", "who has how much of the process's memory; \"size\": the new limit of all of it", "size", co_memory },
 	{ "cache-set", "of \"volume\": what is cached (\"primarycache\", \"secondarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
 	  "volume primarycache secondarycache share limit", co_cache_set },
 	{ "cache-curve", "the share of reads that \"volume\" would miss with other sizes of cache", "volume", co_cache_curve },

@@ -160,10 +160,10 @@ void graph_set_secondarycache(struct graph *g, unsigned i, enum cache_mode mode)
 		cache_set_secondary(g->tables[i][k], mode);
 }
 
-static co_fn int co_open_cache(struct graph *g, const struct graph_config *c, struct err *err)
+static co_fn int co_open_cache(struct graph *g, const struct graph_config *c, struct budget *budget, struct err *err)
 {
 	struct disk *dev;
-	int ret = cache_create(&(struct cache_config){ .size = c->cache_size }, &g->cache, err);
+	int ret = cache_create(&(struct cache_config){ .size = c->cache_size, .budget = budget }, &g->cache, err);
 
 	if (ret < 0 || !c->cache_device)
 		return ret;
@@ -229,7 +229,7 @@ fail:
 	return ret;
 }
 
-co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct err *err)
+co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct budget *budget, struct err *err)
 {
 	int ret = 0;
 
@@ -243,7 +243,7 @@ co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct er
 	if (c->nlogs)
 		ret = co_open_log(g, c, err);
 	if (!ret && c->cache_size)
-		ret = co_open_cache(g, c, err);
+		ret = co_open_cache(g, c, budget, err);
 	for (unsigned i = 0; i < c->ndisks && !ret; i++)
 		ret = co_open_volume(g, c, i, err);
 	if (ret < 0) {

@@ -43,8 +43,8 @@ struct graph {
 	unsigned n;
 };
 
-/* Opens everything, in the order of the configuration. Nothing stays open on failure. */
-co_fn int co_graph_open(struct graph *g, const struct graph_config *config, struct err *err);
+/* Opens everything, in the order of the configuration. Nothing stays open on failure. `budget`: that the cache's memory comes out of; NULL: of none. */
+co_fn int co_graph_open(struct graph *g, const struct graph_config *config, struct budget *budget, struct err *err);
 /* Commits what is in memory and closes. Nothing must be in flight. Returns the first error, which is logged. */
 co_fn int co_graph_close(struct graph *g);
 

@@ -6,6 +6,7 @@
 
 #include "daemon/confine.h"
 #include "daemon/graph.h"
+#include "daemon/memory.h"
 #include "daemon/pressure.h"
 #include "rt/rt.h"
 #include "rt/sync.h"
@@ -34,6 +35,7 @@ struct serve {
 	int error;
 	uint64_t drain_done, drain_total, drain_told_ns;
 	struct pressure pressure;
+	struct memory memory;
 };
 
 /* Gives up what is not needed any more, once all is open. An error ends the process. */

@@ -58,7 +58,6 @@ static co_fn void co_look(struct serve *s, int fd)
 	char text[256], a[16], b[16];
 	ssize_t n = co_io_read(fd, text, sizeof(text) - 1, 0);
 	uint64_t total, before = p->size;
-	struct err err = ERR_INIT;
 
 	if (n <= 0)
 		return;
@@ -67,8 +66,7 @@ static co_fn void co_look(struct serve *s, int fd)
 		return;
 	if (p->size < before)
 		log_info("the host is short of memory: the cache goes from %s to %s", size_format(before, a), size_format(p->size, b));
-	if (co_cache_resize(s->graph.cache, p->size, &err) < 0)
-		p->size = before;
+	co_memory_apply(s);
 }
 
 static co_fn void co_pressure(void *arg)
@@ -96,6 +94,5 @@ void pressure_start(struct serve *s)
 {
 	if (!s->graph.cache)
 		return;
-	pressure_set(s, s->config->graph.cache_size);
 	co_spawn("memory pressure", co_pressure, s);
 }

@@ -110,6 +110,7 @@ void serve_stop(struct serve *s, bool drain)
 	s->stop = true;
 	s->drain |= drain;
 	co_queue_wake_all(&s->stop_q);
+	co_queue_wake_all(&s->memory.q);
 }
 
 /* --- Start --- */
@@ -335,7 +336,7 @@ static co_fn void co_serve_main(void *arg)
 	int ret = fuse_clear_paths(s->config, err);
 
 	if (!ret)
-		ret = co_graph_open(&s->graph, &s->config->graph, err);
+		ret = co_graph_open(&s->graph, &s->config->graph, s->memory.b, err);
 	s->opened = !ret;
 	if (!ret && s->config->nnbd)
 		ret = co_start_nbd(s, err);
@@ -347,6 +348,8 @@ static co_fn void co_serve_main(void *arg)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret)
 		ret = watch_sizes(s, err);
+	if (!ret)
+		ret = memory_start(s, err);
 	if (!ret)
 		ret = serve_confine(s, err);
 	if (!ret) {
@@ -394,7 +397,11 @@ int serve_run(const struct serve_config *config, struct err *err)
 	ret = rt_create(&rc, &s.rt, err);
 	if (ret < 0)
 		return ret;
-	ret = rt_bufpool_create(s.rt, BOUNCE_BYTES, &bounce, err);
+	ret = memory_init(&s, err);
+	if (!ret)
+		ret = rt_bufpool_create(s.rt, BOUNCE_BYTES, &bounce, err);
+	if (!ret)
+		ret = rt_bufpool_account(bounce, "bounce buffers", err);
 	if (!ret) {
 		rt_set_bufs(s.rt, bounce);
 		watch_signals(&s);
@@ -404,7 +411,9 @@ int serve_run(const struct serve_config *config, struct err *err)
 		else
 			ret = s.error;
 	}
+	memory_fini(&s);
 	rt_bufpool_destroy(bounce);
 	rt_destroy(s.rt);
+	budget_destroy(s.memory.b);
 	return ret;
 }

@@ -31,6 +31,7 @@ struct serve_config {
 	unsigned nallow_paths;
 	const char *control;	/* path of the control socket, or NULL */
 	const char *aio, *cache; /* defaults for files, or NULL */
+	uint64_t memory;	/* of the process: see memory.h */
 	bool drain;		/* empty the log before the end */
 	uint64_t poll_ns;	/* how long the reactor polls before it sleeps */
 };

@@ -11,7 +11,8 @@
  * Invariants
  *  (1) a free block is on the list of its order, and its first entry says so (`free`, `order`);
  *  (2) two free buddies of one order exist only at the top order;
- *  (3) nobody is served while somebody waits who came earlier.
+ *  (3) nobody is served while somebody waits who came earlier;
+ *  (4) of a pool that is accounted for, memory is handed out only in pieces that were taken from the budget (`touched`).
  */
 #include <assert.h>
 #include <errno.h>
@@ -27,12 +28,16 @@
 #define NONE UINT32_MAX
 #define HUGE_PAGE (2u << 20)
 #define PIECE HUGE_PAGE
-#define KEEP PIECE			/* stays when the pool is idle */
+#define PIECE_ORDER 9u
+#define KEEP PIECE			/* stays when the pool is idle for a short while */
 #define FIXED_SLOTS 1024u
 #define FIXED_SPARE 256u		/* for pools: an area takes none of the last ones */
 #define NOT_REGISTERED UINT16_MAX
 #define IDLE_NS 1000000000ull
+#define IDLE_LONG 8u			/* times IDLE_NS: all of it goes back */
+#define RETRY_NS 1000000ull		/* while somebody waits and the budget refuses */
 
+static_assert((uint64_t)RT_BUF_ALIGN << PIECE_ORDER == PIECE, "a block is in one piece, or of whole ones");
 static_assert(((uint64_t)RT_BUF_ALIGN << (ORDERS - 1)) == RT_BUF_MAX, "the top order is the largest buffer");
 
 struct block {
@@ -53,8 +58,14 @@ struct rt_bufpool {
 	struct rt *rt;
 	char *map, *base;
 	size_t map_len;
-	uint64_t size, used, peak;	/* `peak` since memory was last given back */
+	uint64_t size, used;
 	uint64_t gets, gets_seen;
+	unsigned idle_for;		/* times that idle_check() found nothing */
+	bool starved;			/* the budget refused */
+	struct budget_user user;
+	struct rt_timer retry;
+	uint8_t *touched;		/* of each piece */
+	size_t n_touched;
 	struct block *blocks;
 	uint16_t *slots;		/* of each piece: its place in the ring's table, or NOT_REGISTERED */
 	uint32_t heads[ORDERS];
@@ -93,6 +104,66 @@ static unsigned order_of(size_t len)
 	return len <= RT_BUF_ALIGN ? 0 : 64 - (unsigned)__builtin_clzll((len - 1) / RT_BUF_ALIGN);
 }
 
+static void merge(struct rt_bufpool *p, uint32_t i, unsigned order)
+{
+	for (; order < ORDERS - 1; order++) {
+		uint32_t buddy = i ^ (1u << order);
+
+		if (!p->blocks[buddy].free || p->blocks[buddy].order != order)
+			break;
+		unlink_block(p, buddy);
+		i &= ~(1u << order);
+	}
+	push(p, i, order);
+}
+
+/* Memory of the budget */
+
+static void unregister_range(struct rt_bufpool *p, size_t first, size_t end);
+
+/* Pieces first..end - 1, which are free, go back to the kernel. */
+static void drop_pieces(struct rt_bufpool *p, size_t first, size_t end)
+{
+	size_t n = 0;
+
+	for (size_t i = first; i < end; i++) {
+		n += p->touched[i];
+		p->touched[i] = 0;
+	}
+	if (!n)
+		return;
+	unregister_range(p, first, end);
+	madvise(p->base + first * PIECE, (end - first) * PIECE, MADV_DONTNEED);
+	p->n_touched -= n;
+	budget_give(&p->user, n * PIECE);
+}
+
+static void trim(struct rt_bufpool *p)
+{
+	for (unsigned o = PIECE_ORDER; o < ORDERS; o++)
+		for (uint32_t i = p->heads[o]; i != NONE; i = p->blocks[i].next)
+			drop_pieces(p, i >> PIECE_ORDER, (i + (1u << o)) >> PIECE_ORDER);
+}
+
+/* Block `i`, which is on no list, is about to be used. False: there is no memory for it. */
+static bool touch(struct rt_bufpool *p, uint32_t i, unsigned order)
+{
+	size_t first = i >> PIECE_ORDER, end = (i + (1u << order) + (1u << PIECE_ORDER) - 1) >> PIECE_ORDER, n = 0;
+
+	for (size_t k = first; k < end; k++)
+		n += !p->touched[k];
+	if (likely(!n))
+		return true;
+	if (!budget_take(&p->user, n * PIECE)) {
+		trim(p);
+		if (!budget_take(&p->user, n * PIECE))
+			return false;
+	}
+	memset(p->touched + first, 1, end - first);
+	p->n_touched += n;
+	return true;
+}
+
 static void *take(struct rt_bufpool *p, unsigned order)
 {
 	unsigned o = order;
@@ -108,10 +179,13 @@ static void *take(struct rt_bufpool *p, unsigned order)
 		o--;
 		push(p, i + (1u << o), o);
 	}
+	p->starved = !touch(p, i, order);
+	if (unlikely(p->starved)) {
+		merge(p, i, order);
+		return NULL;
+	}
 	p->blocks[i].order = (uint8_t)order;
 	p->used += (uint64_t)RT_BUF_ALIGN << order;
-	if (p->used > p->peak)
-		p->peak = p->used;
 	p->gets++;
 	return p->base + (uint64_t)i * RT_BUF_ALIGN;
 }
@@ -121,15 +195,7 @@ static void give_back(struct rt_bufpool *p, uint32_t i)
 	unsigned order = p->blocks[i].order;
 
 	p->used -= (uint64_t)RT_BUF_ALIGN << order;
-	for (; order < ORDERS - 1; order++) {
-		uint32_t buddy = i ^ (1u << order);
-
-		if (!p->blocks[buddy].free || p->blocks[buddy].order != order)
-			break;
-		unlink_block(p, buddy);
-		i &= ~(1u << order);
-	}
-	push(p, i, order);
+	merge(p, i, order);
 }
 
 /* Puts whole top blocks on the list, lowest address first. */
@@ -232,7 +298,7 @@ int bufs_fixed_index(struct rt *rt, const void *addr, size_t len)
 	return p->slots[piece] != NOT_REGISTERED ? p->slots[piece] : register_piece(p, piece);
 }
 
-/* Memory goes back to the kernel after a second without use. */
+/* Memory goes back to the kernel after a second without use, and what is kept of it a few seconds later. */
 
 static void idle_check(struct rt_timer *t)
 {
@@ -242,20 +308,23 @@ static void idle_check(struct rt_timer *t)
 		return;
 	if (p->gets != p->gets_seen) {
 		p->gets_seen = p->gets;
-		rt_timer_arm(&p->idle, rt_now_ns() + IDLE_NS, idle_check);
-		return;
+		p->idle_for = 0;
+	} else if (p->idle_for++ == 0) {
+		reset_lists(p);
+		drop_pieces(p, KEEP / PIECE, p->size / PIECE);
+	} else if (p->idle_for > IDLE_LONG) {
+		drop_pieces(p, 0, KEEP / PIECE);
 	}
-	reset_lists(p);
-	unregister_pieces(p, KEEP / PIECE);
-	madvise(p->base + KEEP, p->size - KEEP, MADV_DONTNEED);
-	p->peak = 0;
+	if (p->n_touched)
+		rt_timer_arm(&p->idle, rt_now_ns() + IDLE_NS, idle_check);
 }
 
 static void note_idle(struct rt_bufpool *p)
 {
-	if (p->peak <= KEEP || p->idle.heap_pos || p->rt->sim || rt_self() != p->rt)
+	if (p->idle.heap_pos || p->rt->sim || rt_self() != p->rt)
 		return;
 	p->gets_seen = p->gets;
+	p->idle_for = 0;
 	rt_timer_arm(&p->idle, rt_now_ns() + IDLE_NS, idle_check);
 }
 
@@ -276,11 +345,13 @@ int rt_bufpool_create(struct rt *rt, uint64_t bytes, struct rt_bufpool **ret, st
 	p->map = mmap(NULL, p->map_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	p->blocks = calloc(size / RT_BUF_ALIGN, sizeof(*p->blocks));
 	p->slots = malloc(size / PIECE * sizeof(*p->slots));
-	if (p->map == MAP_FAILED || !p->blocks || !p->slots) {
+	p->touched = calloc(size / PIECE, 1);
+	if (p->map == MAP_FAILED || !p->blocks || !p->slots || !p->touched) {
 		if (p->map != MAP_FAILED)
 			munmap(p->map, p->map_len);
 		free(p->blocks);
 		free(p->slots);
+		free(p->touched);
 		free(p);
 		return err_set(err, -ENOMEM, "no memory for a buffer pool of %llu MiB", (unsigned long long)size >> 20);
 	}
@@ -300,6 +371,8 @@ void rt_bufpool_destroy(struct rt_bufpool *p)
 		return;
 	assert(p->used == 0 && list_empty(&p->waiters));
 	timer_cancel(p->rt, &p->idle);
+	timer_cancel(p->rt, &p->retry);
+	budget_leave(&p->user);
 	unregister_pieces(p, 0);
 	list_del(&p->node);
 	if (p->rt->last_pool == p)
@@ -307,13 +380,63 @@ void rt_bufpool_destroy(struct rt_bufpool *p)
 	munmap(p->map, p->map_len);
 	free(p->blocks);
 	free(p->slots);
+	free(p->touched);
 	free(p);
+}
+
+int rt_bufpool_account(struct rt_bufpool *p, const char *name, struct err *err)
+{
+	if (!p->rt->budget)
+		return 0;
+	assert(!p->n_touched);
+	if (budget_join(p->rt->budget, &p->user, name, PIECE))
+		return 0;
+	return err_set(err, -ENOMEM, "no memory is left in the budget for %s: give a larger --memory", name);
+}
+
+bool rt_bufpool_starved(const struct rt_bufpool *p)
+{
+	return p->starved;
+}
+
+void rt_trim(struct rt *rt)
+{
+	list_for_each(&rt->pools, n) {
+		struct rt_bufpool *p = container_of(n, struct rt_bufpool, node);
+
+		if (!p->area)
+			trim(p);
+	}
+	cos_trim(rt);
 }
 
 void *rt_buf_tryget(struct rt_bufpool *p, size_t len)
 {
 	assert(len > 0 && len <= RT_BUF_MAX);
 	return list_empty(&p->waiters) ? take(p, order_of(len)) : NULL;
+}
+
+static void serve_waiters(struct rt_bufpool *p)
+{
+	struct buf_waiter *w;
+
+	while ((w = list_first(&p->waiters, struct buf_waiter, node))) {
+		w->buf = take(p, w->order);
+		if (!w->buf)
+			break;
+		list_del(&w->node);
+		co_wake(w->co);
+	}
+}
+
+/* Nobody says when the budget has room again. */
+static void retry(struct rt_timer *t)
+{
+	struct rt_bufpool *p = container_of(t, struct rt_bufpool, retry);
+
+	serve_waiters(p);
+	if (!list_empty(&p->waiters) && p->starved)
+		rt_timer_arm(t, rt_now_ns() + RETRY_NS, retry);
 }
 
 void *co_buf_get(struct rt_bufpool *p, size_t len)
@@ -323,6 +446,8 @@ void *co_buf_get(struct rt_bufpool *p, size_t len)
 	if (w.buf)
 		return w.buf;
 	list_add_tail(&p->waiters, &w.node);
+	if (p->starved && !p->retry.heap_pos)
+		rt_timer_arm(&p->retry, rt_now_ns() + RETRY_NS, retry);
 	while (!w.buf)
 		co_park("a buffer");
 	return w.buf;
@@ -330,19 +455,13 @@ void *co_buf_get(struct rt_bufpool *p, size_t len)
 
 void rt_buf_put(struct rt_bufpool *p, void *buf)
 {
-	struct buf_waiter *w;
-
 	if (!buf)
 		return;
 	assert((char *)buf >= p->base && (char *)buf < p->base + p->size);
 	give_back(p, (uint32_t)(((char *)buf - p->base) / RT_BUF_ALIGN));
-	while ((w = list_first(&p->waiters, struct buf_waiter, node))) {
-		w->buf = take(p, w->order);
-		if (!w->buf)
-			break;
-		list_del(&w->node);
-		co_wake(w->co);
-	}
+	serve_waiters(p);
+	if (p->starved && !list_empty(&p->waiters) && !p->retry.heap_pos)
+		rt_timer_arm(&p->retry, rt_now_ns() + RETRY_NS, retry);
 	if (p->used == 0)
 		note_idle(p);
 }

@@ -3,8 +3,8 @@
  * Aligned I/O buffers from a fixed pool of this reactor: no heap on the data path.
  *
  * The pool is one mapping (huge pages where the kernel gives them), cut into power-of-two sizes by a buddy allocator
- * (Knowlton, CACM 1965). Memory is touched when first used, in pieces of 2 MiB, and all but the first piece goes back to the
- * kernel after a second without use. A piece is registered with the ring when co_io_read() and the like first
+ * (Knowlton, CACM 1965). Memory is touched when first used, in pieces of 2 MiB; all but the first piece goes back to the
+ * kernel after a second without use, and that one after ten. A piece is registered with the ring when co_io_read() and the like first
  * use it, where the limit on locked memory allows: 10 to 18 % less processor time for a direct read of 4 KiB.
  *
  * Against deadlock: who holds a buffer of a pool does not wait for another one of the same pool. So exports have
@@ -27,6 +27,10 @@ co_fn void *co_buf_get(struct rt_bufpool *p, size_t len);
 /* NULL if none is free. */
 void *rt_buf_tryget(struct rt_bufpool *p, size_t len);
 void rt_buf_put(struct rt_bufpool *p, void *buf);	/* NULL is fine */
+/* From now on its memory comes out of the reactor's budget (rt/budget.h), as a user of this name with a floor of one piece. Before its first use. -ENOMEM. */
+int rt_bufpool_account(struct rt_bufpool *p, const char *name, struct err *err);
+/* The last buffer that could not be had was refused by the budget: it may be there any time, without a buffer coming back. */
+bool rt_bufpool_starved(const struct rt_bufpool *p);
 uint64_t rt_bufpool_used(const struct rt_bufpool *p);
 uint64_t rt_bufpool_size(const struct rt_bufpool *p);
 /* The pool that rt_run()'s owner set for this reactor; every layer takes its bounce buffers there. */

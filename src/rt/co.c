@@ -13,10 +13,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include "rt/rt_int.h"
 #include "rt/sync.h"
+#include "util/bytes.h"
 
 #if RT_ASAN
 #include <sanitizer/asan_interface.h>
@@ -30,6 +32,9 @@
 #else
 #define VALGRIND_STACK_REGISTER(lo, hi) 0
 #endif
+
+#define STACK_COST (16u << 10)	/* what a coroutine is taken to touch of its stack, its control block included */
+#define STACKS_FLOOR 128u
 
 struct role co_role;
 __thread struct rt *rt_current;
@@ -206,6 +211,7 @@ void cos_fini(struct rt *rt)
 {
 	for (unsigned i = 0; i < rt->cos_touched; i++)
 		co_fini(rt, &rt->cos[i]);
+	budget_leave(&rt->stack_user);
 	if (rt->ucontext)
 		free(rt->loop.sp);
 	free(rt->cos);
@@ -262,15 +268,30 @@ static void make_ready(struct rt *rt, struct co *co)
 	}
 }
 
+/* A stack more is about to be used. False: the budget has no room for it. */
+static bool count_stack(struct rt *rt)
+{
+	if (!budget_take(&rt->stack_user, STACK_COST))
+		return false;
+	rt->cos_counted++;
+	return true;
+}
+
 static struct co *spawn(const char *name, void *arg)
 {
 	struct rt *rt = rt_current;
 	struct co *co = list_first(&rt->free, struct co, node);
 
-	if (co)
+	if (co && (co->counted || count_stack(rt)))
 		list_del(&co->node);
-	else if (rt->cos_touched == rt->cos_max || !(co = co_new_slot(rt)))
+	else if (co || rt->cos_touched == rt->cos_max || !count_stack(rt))
 		return NULL;
+	else if (!(co = co_new_slot(rt))) {
+		rt->cos_counted--;
+		budget_give(&rt->stack_user, STACK_COST);
+		return NULL;
+	}
+	co->counted = true;
 	co->name = name;
 	co->why = NULL;
 	co->arg = arg;
@@ -305,7 +326,43 @@ int co_spawn_child(const char *name, struct co_group *g, int (*fn)(void *arg), v
 
 unsigned co_available(void)
 {
-	return rt_current->cos_max - rt_current->cos_live;
+	struct rt *rt = rt_current;
+	unsigned more = rt->cos_max - rt->cos_counted, ready = rt->cos_counted - rt->cos_live;
+	uint64_t floor = rt->stack_user.floor - min(rt->stack_user.floor, rt->stack_user.held);
+
+	if (!rt->budget)
+		return ready + more;
+	return ready + (unsigned)min((uint64_t)more, (floor + budget_room(rt->budget)) / STACK_COST);
+}
+
+int rt_set_budget(struct rt *rt, struct budget *b)
+{
+	if (!budget_join(b, &rt->stack_user, "stacks", (uint64_t)min(rt->cos_max, STACKS_FLOOR) * STACK_COST))
+		return -ENOMEM;
+	rt->budget = b;
+	return 0;
+}
+
+struct budget *rt_budget(void)
+{
+	return rt_current ? rt_current->budget : NULL;
+}
+
+/* The frame that a free coroutine goes on from is at the top. */
+void cos_trim(struct rt *rt)
+{
+	if (RT_ASAN || RT_TSAN || rt->under_valgrind)
+		return;
+	list_for_each(&rt->free, n) {
+		struct co *co = container_of(n, struct co, node);
+
+		if (!co->counted)
+			break;
+		madvise(co->stack, co->stack_len - rt->stacks.page, MADV_DONTNEED);
+		co->counted = false;
+		rt->cos_counted--;
+		budget_give(&rt->stack_user, STACK_COST);
+	}
 }
 
 struct co *co_self(void)

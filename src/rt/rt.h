@@ -42,6 +42,16 @@ int rt_create(const struct rt_config *config, struct rt **ret, struct err *err);
 int rt_create_sim(const struct rt_config *config, uint64_t seed, struct rt **ret, struct err *err);
 void rt_destroy(struct rt *rt);	/* NULL is fine */
 
+/*
+ * The budget that this reactor's memory comes out of (rt/budget.h): its coroutines' stacks from now on, and what others account for. Before the first coroutine.
+ * -ENOMEM if the floor for stacks does not fit.
+ */
+struct budget;
+int rt_set_budget(struct rt *rt, struct budget *b);
+struct budget *rt_budget(void);	/* of this reactor; NULL: none */
+/* Free buffers and stacks go back to the kernel. On the reactor. */
+void rt_trim(struct rt *rt);
+
 typedef void co_entry(void *arg);
 
 /*

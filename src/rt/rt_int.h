@@ -20,6 +20,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+#include "rt/budget.h"
 #include "rt/role.h"
 #include "rt/rt.h"
 #include "util/err.h"
@@ -72,6 +73,7 @@ struct co {
 	uint64_t since_ns;
 	enum co_state state;
 	bool started;		/* the stack has a frame to switch to */
+	bool counted;		/* in the budget: its stack may cost memory */
 	unsigned ready_pos;	/* sim: index in rt->sim_ready */
 	char *stack;		/* lowest usable address */
 	size_t stack_len;
@@ -119,6 +121,9 @@ struct rt {
 
 	struct co *cos;
 	unsigned cos_max, cos_touched, cos_live;
+	unsigned cos_counted;	/* of those touched. Free ones that are counted come first on the free list */
+	struct budget *budget;	/* NULL: none */
+	struct budget_user stack_user;
 	struct list free;
 	struct stacks stacks;
 
@@ -171,6 +176,8 @@ int cos_init(struct rt *rt, unsigned n, size_t stack_size, struct err *err);
 void cos_fini(struct rt *rt);
 void rt_co_thread(struct rt *rt);
 void cos_abandon_all(struct rt *rt);
+/* Stacks that are free give their memory back. */
+void cos_trim(struct rt *rt);
 int co_spawn_child(const char *name, struct co_group *g, int (*fn)(void *arg), void *arg);
 void rt_run_ready(struct rt *rt);
 /* From the loop: switches to a ready coroutine that is on no list. */

@@ -502,6 +502,12 @@ static const char *hanging_device(const struct wlog *w)
 	return w->dev.retiring && *w->dev.retired ? w->dev.retired : NULL;
 }
 
+void wlog_memory(const struct wlog *w, uint64_t *ret_buffers, uint64_t *ret_index)
+{
+	*ret_buffers = w->mem_size + (2 + w->dev.n) * WL_MAX_BATCH + WL_MAX_INDEX;
+	*ret_index = w->pool.fresh * sizeof(struct wl_entry) + w->batch_fresh * sizeof(struct wl_batch);
+}
+
 void wlog_get_info(const struct wlog *w, struct wlog_info *ret)
 {
 	unsigned in_sync = 0, volumes = 0;

@@ -167,6 +167,8 @@ struct wlog_info {
 	const struct hist *commit_latency;
 };
 
+/* Bytes of its buffers, whose size does not change, and of its index of what is dirty. */
+void wlog_memory(const struct wlog *w, uint64_t *ret_buffers, uint64_t *ret_index);
 void wlog_get_info(const struct wlog *w, struct wlog_info *ret);
 /* 0, or -ENOENT beyond the last. */
 int wlog_get_volume(const struct wlog *w, unsigned index, struct wlog_volume_info *ret);

@@ -432,7 +432,7 @@ def a_side_that_was_replaced_is_rebuilt_while_the_volumes_are_served():
 
 def every_log_and_sync_mode_keeps_what_a_flush_covered():
     for opts in (("--logmode", "write"), ("--destage", "ordered"), ("--sync", "always"), ("--logmode", "write", "--destage", "ordered"),
-                 ("--quota", "8M", "--memory", "8M")):
+                 ("--quota", "8M", "--log-memory", "8M")):
         with Bed():
             with Serve(SLOW + "a.raw", *opts) as s:
                 with Client() as c:

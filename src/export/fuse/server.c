@@ -19,6 +19,7 @@
 #include "util/log.h"
 
 #define IN_FLIGHT 64u
+#define STARVED_NS 2000000ull
 #define BURST 16u		/* requests read in one turn */
 
 int fuse_server_create(struct fuse_server **ret, struct err *err)
@@ -79,6 +80,10 @@ static struct fuse_export *export_new(struct fuse_server *s, const struct fuse_e
 	e->slab = calloc(n, sizeof(*e->slab));
 	if (!e->config.path || !e->slab || rt_bufpool_create(rt_self(), (uint64_t)n * FUSE_DATA_MAX, &e->pool, err) < 0) {
 		err_errno(err, -ENOMEM, "%s", c->path);
+		export_free(e);
+		return NULL;
+	}
+	if (rt_bufpool_account(e->pool, "FUSE requests", err) < 0) {
 		export_free(e);
 		return NULL;
 	}
@@ -149,9 +154,10 @@ static co_fn int co_take_requests(struct fuse_export *e)
 
 		while (!e->stopping && e->in_flight >= e->config.max_in_flight)
 			co_queue_wait(&e->idle, "in-flight limit of the file");
-		r = e->stopping ? NULL : request_get(e);
+		while (!(r = e->stopping ? NULL : request_get(e)) && !e->stopping)
+			co_sleep_ns(STARVED_NS);	/* the budget refuses: others are giving memory back */
 		if (!r)
-			return e->stopping ? 0 : -ENOMEM;
+			return 0;
 		got = read_request(r);
 		if (got <= 0) {
 			fuse_request_put(r);

@@ -30,6 +30,7 @@
 
 #include "blk/volume.h"
 #include "export/nbd/server.h"
+#include "rt/budget.h"
 #include "rt/buf.h"
 #include "rt/io.h"
 #include "rt/rt.h"
@@ -144,6 +145,7 @@ struct nbd_server {
 	struct co_queue stop_q;	/* co_nbd_server_stop() waits for connections and acceptors */
 	unsigned acceptors;
 	uint64_t accepted, refused, stalled;
+	struct budget_user conn_user; /* memory of connections that is no request's */
 	uint64_t tls_failed, tls_told_ns;
 	unsigned tls_told;	/* since tls_told_ns */
 };

@@ -15,6 +15,7 @@
 
 #define PATIENCE_NS 1000000000ull
 #define SMALL (1u << 20)
+#define STARVED_NS 2000000ull	/* the budget refuses: others are giving memory back */
 
 /* Lives on the receiver's stack. */
 struct mem_waiter {
@@ -115,7 +116,8 @@ co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
 		watchdog_arm(e);
 		while (!r->buf && !c->dead) {
 			/* The deadline: the first in the queue becomes impatient without anybody's doing. */
-			co_queue_wait_until(&e->mem_wait, rt_now_ns() + PATIENCE_NS, "request memory of the export");
+			co_queue_wait_until(&e->mem_wait, rt_now_ns() + (rt_bufpool_starved(e->pool) ? STARVED_NS : PATIENCE_NS),
+					    "request memory of the export");
 			if (!c->dead && admissible(c, charge, &w))
 				r->buf = rt_buf_tryget(e->pool, len);
 		}

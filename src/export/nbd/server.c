@@ -43,6 +43,7 @@ int nbd_server_create(const struct nbd_server_config *config, struct nbd_server 
 	list_init(&s->listeners);
 	list_init(&s->conns);
 	co_queue_init(&s->stop_q);
+	budget_join(rt_budget(), &s->conn_user, "NBD connections", 0);
 	*ret = s;
 	return 0;
 }
@@ -50,6 +51,14 @@ int nbd_server_create(const struct nbd_server_config *config, struct nbd_server 
 void nbd_server_set_creds(struct nbd_server *s, struct tls_creds *creds)
 {
 	s->config.creds = creds;
+}
+
+/* Measured with GnuTLS 3.7: its session takes about 50 KiB beside our buffers. */
+#define TLS_COST (272u << 10)
+
+static uint64_t conn_cost(const struct nbd_server *s)
+{
+	return RBUF_SIZE + sizeof(struct nbd_conn) + (s->config.tls != NBD_TLS_OFF ? TLS_COST : 0);
 }
 
 static void export_free(struct nbd_export *e)
@@ -67,6 +76,7 @@ void nbd_server_destroy(struct nbd_server *s)
 		return;
 	list_for_each_safe(&s->exports, n)
 		export_free(container_of(n, struct nbd_export, node));
+	budget_leave(&s->conn_user);
 	free(s);
 }
 
@@ -89,6 +99,8 @@ int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *er
 	e->slab = calloc(s->config.max_requests, sizeof(*e->slab));
 	ret = e->slab ? rt_bufpool_create(rt_self(), s->config.memory, &e->pool, err)
 		      : err_set(err, -ENOMEM, "export '%s': out of memory", v->name);
+	if (!ret)
+		ret = rt_bufpool_account(e->pool, "NBD requests", err);
 	if (ret < 0) {
 		export_free(e);
 		return ret;
@@ -218,6 +230,7 @@ static co_fn void co_conn_main(void *arg)
 	list_del(&c->node);
 	free(c->rbuf);
 	free(c);
+	budget_give(&s->conn_user, conn_cost(s));
 	s->nconns--;
 	co_queue_wake_all(&s->stop_q);
 }
@@ -275,10 +288,15 @@ int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer
 		ret = -EMFILE;
 		goto refuse;
 	}
+	if (!budget_take(&s->conn_user, conn_cost(s))) {
+		ret = -ENOMEM;
+		goto refuse;
+	}
 	c = calloc(1, sizeof(*c));
 	if (c)
 		c->rbuf = malloc(RBUF_SIZE);
 	if (!c || !c->rbuf) {
+		budget_give(&s->conn_user, conn_cost(s));
 		ret = -ENOMEM;
 		goto refuse;
 	}
@@ -292,8 +310,10 @@ int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer
 	list_init(&c->sendq);
 	list_init(&c->node);
 	ret = co_spawn("nbd connection", co_conn_main, c);
-	if (ret < 0)
+	if (ret < 0) {
+		budget_give(&s->conn_user, conn_cost(s));
 		goto refuse;
+	}
 	conn_handshake_clock(c);
 	list_add_tail(&s->conns, &c->node);
 	s->nconns++;

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The memory of a serving process.
+ *
+ *	limit (--memory) ┬─ program		code, libraries, heap: measured
+ *			 ├─ stacks		of coroutines, as they are used
+ *			 ├─ write log		its buffers, in full; its index of what is dirty
+ *			 ├─ requests, bounce	pools, in pieces of 2 MiB, as they are used
+ *			 ├─ connections
+ *			 ├─ headroom		what others may take at once
+ *			 └─ read cache		index and data: what is left, up to --cache-size
+ *
+ * Whoever grows takes from the budget (rt/budget.h); who is refused waits, or does with what it has. When little is left the bell rings, and the keeper here makes
+ * the read cache smaller, which is the one user that loses nothing but speed, and if that is not enough gives back buffers and stacks that are free.
+ *
+ * What nobody counts (the heap, tables of images, libraries such as librbd) is what the kernel says is resident beyond what was counted. It is looked at once
+ * a second and counts as the program's. So the sum is never below the truth for longer than that. A guest's memory that a virtual machine shares is not ours, and
+ * is not counted; neither is a disk of `mem:`, beside which nothing is measured.
+ */
+#include "daemon/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "blk/spec.h"
+#include "daemon/internal.h"
+#include "daemon/serve.h"
+#include "rt/io.h"
+#include "util/bytes.h"
+#include "util/err.h"
+#include "util/size.h"
+
+#define MIB (1ull << 20)
+#define SECOND_NS 1000000000ull
+#define STEP_NS 5000000ull
+#define TRIM_NS 200000000ull	/* between two: what is given back will be wanted again */
+#define PARTS 16u
+#define PROGRAM_FLOOR (16 * MIB)
+#define LARGEST_REQUEST (32 * MIB)	/* room for one at least, once the cache has given way */
+#define REGROW (4 * MIB)		/* the cache grows back by no less */
+
+void memory_defaults(struct serve_config *c, bool memory_given, bool cache_given)
+{
+	struct graph_config *g = &c->graph;
+
+	if (!cache_given)
+		g->cache_size = memory_given ? align_down(c->memory / 4, MIB) : MEMORY_CACHE;
+	if (!g->log.memory)
+		g->log.memory = memory_given ? min(max(align_down(c->memory / 4, MIB), 4 * MIB), MEMORY_CACHE) : MEMORY_CACHE;
+	if (memory_given)
+		return;
+	c->memory = MEMORY_DEFAULT + MEMORY_PER_DISK * (max(g->ndisks, 1u) - 1);
+	/* Who asks for more of a part gets it on top. */
+	if (g->cache_size > MEMORY_CACHE)
+		c->memory += g->cache_size - MEMORY_CACHE;
+	if (g->nlogs && g->log.memory > MEMORY_CACHE)
+		c->memory += g->log.memory - MEMORY_CACHE;
+}
+
+/* --- What is resident --- */
+
+static bool field(const char *text, const char *name, uint64_t *sum)
+{
+	const char *at = strstr(text, name);
+
+	if (!at)
+		return false;
+	*sum += strtoull(at + strlen(name), NULL, 10) << 10;
+	return true;
+}
+
+bool memory_parse_status(const char *text, uint64_t *ret_bytes)
+{
+	uint64_t sum = 0;
+
+	if (!field(text, "\nRssAnon:", &sum) || !field(text, "\nRssFile:", &sum))
+		return false;
+	*ret_bytes = sum;
+	return true;
+}
+
+/* A disk in memory is data, and not to be told from the rest. */
+static bool has_mem_disk(const struct graph_config *c)
+{
+	bool found = false;
+
+	for (unsigned i = 0; i < c->ndisks + c->nlogs; i++) {
+		struct disk_spec *spec, *s;
+
+		if (disk_spec_parse(i < c->ndisks ? c->disks[i] : c->logs[i - c->ndisks], &spec, NULL) < 0)
+			continue;
+		for (s = spec; s->inner; s = s->inner)
+			;
+		found |= !strcmp(s->driver, "mem");
+		disk_spec_free(spec);
+	}
+	return found || (c->cache_device && strstr(c->cache_device, "mem:"));
+}
+
+static co_fn void co_look(struct serve *s)
+{
+	struct memory *m = &s->memory;
+	char text[4096];
+	uint64_t logs, others;
+	ssize_t n;
+
+	if (s->graph.log) {
+		wlog_memory(s->graph.log, &logs, &others);
+		budget_set_held(&m->index, others);
+	}
+	if (m->fd < 0)
+		return;
+	n = co_io_read(m->fd, text, sizeof(text) - 1, 0);
+	if (n <= 0)
+		return;
+	text[n] = '\0';
+	if (!memory_parse_status(text, &m->resident))
+		return;
+	others = 0;
+	struct budget_part part[PARTS];
+	unsigned parts = budget_parts(m->b, part, PARTS);
+
+	for (unsigned i = 0; i < parts; i++)
+		others += strcmp(part[i].name, m->program.name) ? part[i].held : 0;
+	budget_set_held(&m->program, max(m->resident > others ? m->resident - others : 0, m->program.floor));
+}
+
+/* --- Giving way --- */
+
+/* What the cache may have so that `headroom` stays for others. */
+static uint64_t left_for_cache(const struct serve *s, uint64_t headroom)
+{
+	const struct budget *b = s->memory.b;
+	uint64_t limit = budget_limit(b), others = budget_committed(b) - cache_committed(s->graph.cache) + headroom;
+
+	return limit > others ? limit - others : 0;
+}
+
+co_fn void co_memory_apply(struct serve *s)
+{
+	struct cache *c = s->graph.cache;
+	struct budget *b = s->memory.b;
+	uint64_t want, now;
+
+	if (!c || s->stop)
+		return;
+	want = min(s->pressure.size, left_for_cache(s, budget_headroom(b)));
+	want = max(want, min(cache_least(c), s->pressure.size));
+	now = cache_size(c);
+	/* Small steps upwards are not worth their while. */
+	if (want < now || want == s->pressure.size || want > now + REGROW)
+		if (want != now)
+			co_cache_resize(c, want, NULL);
+}
+
+static co_fn void co_make_room(struct serve *s)
+{
+	struct memory *m = &s->memory;
+
+	co_memory_apply(s);
+	if (s->stop || budget_room(m->b) >= budget_headroom(m->b) / 2 || rt_now_ns() - m->trimmed_ns < TRIM_NS)
+		return;
+	m->trimmed_ns = rt_now_ns();
+	rt_trim(s->rt);
+}
+
+static void bell(void *arg)
+{
+	struct memory *m = arg;
+
+	m->rung = true;
+	co_queue_wake_all(&m->q);
+}
+
+static co_fn void co_keeper(void *arg)
+{
+	struct serve *s = arg;
+	struct memory *m = &s->memory;
+	uint64_t next = 0;
+
+	while (!s->stop) {
+		m->rung = false;
+		if (rt_now_ns() >= next) {
+			co_look(s);
+			next = rt_now_ns() + SECOND_NS;
+		}
+		co_make_room(s);
+		while (!m->rung && !s->stop && co_queue_wait_until(&m->q, min(next, rt_now_ns() + SECOND_NS / 4), "memory to be short"))
+			;
+		/* Not more often than it helps. */
+		if (m->rung && !s->stop)
+			co_sleep_ns(STEP_NS);
+	}
+}
+
+/* --- Limits --- */
+
+static uint64_t headroom_for(uint64_t limit)
+{
+	return min(max(limit / 32, 4 * MIB), 16 * MIB);
+}
+
+/* That the limit leaves room for all that cannot shrink. */
+static int check_limit(struct serve *s, uint64_t limit, struct err *err)
+{
+	struct budget_part part[PARTS];
+	unsigned n = budget_parts(s->memory.b, part, PARTS);
+	uint64_t sum = LARGEST_REQUEST + headroom_for(limit);
+	char list[512] = "", a[16], b[16], c[16];
+	size_t at = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		sum += part[i].floor;
+		if (part[i].floor >= MIB)
+			at += (size_t)snprintf(list + at, sizeof(list) - at, "%s %s, ", part[i].name, size_format(align_up(part[i].floor, MIB), a));
+		at = min(at, sizeof(list) - 1);
+	}
+	if (sum <= limit)
+		return 0;
+	return err_set(err, -EINVAL, "--memory %s is too little, at least %s is needed: %sone large request %s, reserve %s; less of it with a smaller --log-memory or --cache-size",
+		       size_format(limit, a), size_format(align_up(sum, MIB), b), list, size_format(LARGEST_REQUEST, c), "4M or more");
+}
+
+int memory_init(struct serve *s, struct err *err)
+{
+	struct memory *m = &s->memory;
+	int r = budget_create(UINT64_MAX / 2, &m->b);
+
+	m->fd = -1;
+	if (r < 0)
+		return err_set(err, r, "no memory for a budget");
+	co_queue_init(&m->q);
+	budget_join(m->b, &m->program, "program", PROGRAM_FLOOR);
+	return rt_set_budget(s->rt, m->b);
+}
+
+int memory_start(struct serve *s, struct err *err)
+{
+	struct memory *m = &s->memory;
+	uint64_t limit = s->config->memory, buffers, index;
+	int r;
+
+	if (s->graph.log) {
+		wlog_memory(s->graph.log, &buffers, &index);
+		budget_join(m->b, &m->log, "write log", buffers);
+		budget_force(&m->log, buffers);
+		budget_join(m->b, &m->index, "log index", 0);
+		budget_force(&m->index, index);
+	}
+	r = check_limit(s, limit, err);
+	if (r < 0)
+		return r;
+	budget_set_limit(m->b, limit);
+	budget_set_headroom(m->b, headroom_for(limit));
+	budget_set_keeper(m->b, s->rt, bell, m);
+	if (s->graph.cache)
+		pressure_set(s, s->config->graph.cache_size);
+	if (!has_mem_disk(&s->config->graph))
+		m->fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+	r = co_spawn("memory", co_keeper, s);
+	return r < 0 ? err_errno(err, r, "memory") : 0;
+}
+
+void memory_fini(struct serve *s)
+{
+	struct memory *m = &s->memory;
+
+	if (!m->b)
+		return;
+	budget_set_keeper(m->b, NULL, NULL, NULL);
+	budget_leave(&m->log);
+	budget_leave(&m->index);
+	budget_leave(&m->program);
+	if (m->fd >= 0)
+		close(m->fd);
+}
+
+co_fn int co_memory_set(struct serve *s, uint64_t limit, struct err *err)
+{
+	struct budget *b = s->memory.b;
+	uint64_t deadline = rt_now_ns() + SECOND_NS;
+	int r = check_limit(s, limit, err);
+
+	if (r < 0)
+		return r;
+	budget_set_limit(b, limit);
+	budget_set_headroom(b, headroom_for(limit));
+	for (;;) {
+		co_make_room(s);
+		if (s->stop || budget_committed(b) <= limit || rt_now_ns() >= deadline)
+			return 0;
+		co_sleep_ns(STEP_NS);
+	}
+}
+
+void *memory_status(struct serve *s)
+{
+	struct memory *m = &s->memory;
+	struct budget_part part[PARTS];
+	unsigned n = budget_parts(m->b, part, PARTS);
+	json_t *parts = json_object();
+
+	for (unsigned i = 0; i < n; i++)
+		json_object_set_new(parts, part[i].name, json_pack("{s:I, s:I, s:I}", "bytes", (json_int_t)part[i].held, "floor", (json_int_t)part[i].floor,
+								    "peak", (json_int_t)part[i].peak));
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "limit", (json_int_t)budget_limit(m->b), "committed", (json_int_t)budget_committed(m->b),
+			 "headroom", (json_int_t)budget_headroom(m->b), "resident", (json_int_t)m->resident,
+			 "refused", (json_int_t)budget_refused(m->b), "parts", parts);
+}

@@ -1,0 +1,177 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""The memory of `weir serve` stays within --memory, as the kernel counts it, whatever clients do; it shrinks within a second when told to.
+
+usage: test_serve_memory.py WEIR
+"""
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from harness import *
+from harness import require as check
+
+WEIR = sys.argv[1]
+# A sanitizer's own memory is beyond any budget.
+SANITIZED = b"__asan_init" in open(WEIR, "rb").read() or b"__tsan_init" in open(WEIR, "rb").read()
+
+
+def resident(pid):
+    """What the kernel says, to the page: all but memory that is shared with others."""
+    with open(f"/proc/{pid}/smaps_rollup") as f:
+        v = {line.split(":")[0]: line.split()[1] for line in f.read().splitlines()[1:]}
+    return (int(v["Rss"]) - int(v["Pss_Shmem"])) << 10
+
+
+class Serve:
+    all = []
+
+    def __init__(self, *args, size=64, log=False):
+        self.dir = tempfile.mkdtemp(prefix="weir-memory-")
+        self.nbd, self.control, self.image = (os.path.join(self.dir, n) for n in ("nbd", "control", "a.raw"))
+        piece = os.urandom(4 * MIB)
+        with open(self.image, "wb") as f:
+            for _ in range(size // 4):
+                f.write(piece)
+        if log:
+            subprocess.run([WEIR, "log", "create", "--size", "128M", os.path.join(self.dir, "log")], check=True, stdout=subprocess.DEVNULL)
+            args += ("--cache", "writeback", "--log", os.path.join(self.dir, "log"))
+        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args, self.image],
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        Serve.all.append(self)
+        line = self.p.stderr.readline()
+        while line and "ready" not in line:
+            line = self.p.stderr.readline()
+        check(line, "the server starts")
+        self.samples, self.stop = [], False
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def watch(self):
+        while not self.stop and self.p.poll() is None:
+            self.samples.append((time.monotonic(), resident(self.p.pid)))
+            time.sleep(0.02)
+
+    def ask(self, command, **args):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(self.control)
+            s.settimeout(30)
+            s.sendall(json.dumps({"command": command, **args}).encode() + b"\n")
+            return json.loads(s.makefile().readline())
+
+    def memory(self):
+        return self.ask("memory")["result"]
+
+    def uri(self):
+        return f"nbd+unix:///a.raw?socket={self.nbd}"
+
+    def read_all(self, size=1 * MIB):
+        subprocess.run(["nbdcopy", "--connections=4", "--requests=16", f"--request-size={size}", "--no-extents", self.uri(), "null:"], check=True)
+
+    def write_all(self):
+        subprocess.run(["nbdcopy", "--connections=4", "--requests=16", "--request-size=1048576", "--flush", self.image + ".new", self.uri()], check=True)
+
+    def most(self, since=0.0):
+        return max(v for t, v in self.samples if t >= since)
+
+    def end(self):
+        self.stop = True
+        self.watcher.join()
+        self.p.terminate()
+        rc = self.p.wait(20)
+        check(rc == 0, f"it ends well: {rc}: {self.p.stderr.read()}")
+        self.p.stderr.close()
+        shutil.rmtree(self.dir)
+
+
+def within(what, bytes_, limit):
+    check(SANITIZED or bytes_ <= limit * 1.02, f"{what}: {bytes_ / MIB:.1f} MiB of {limit / MIB:.0f}")
+
+
+def resident_memory_stays_within_the_budget_under_load():
+    limit = 88 * MIB
+    s = Serve("--memory", str(limit), "--cache-size", "200M", "--cache", "writeback")
+    for size in (1 * MIB, 262144):
+        s.read_all(size)
+    m = s.memory()
+    print(f"reads: at most {s.most() / MIB:.1f} MiB resident, {m}")
+    check(m["limit"] == limit and m["committed"] <= limit, f"so says the budget: {m}")
+    within("reads", s.most(), limit)
+    check(SANITIZED or s.most() > limit * 0.6, f"memory that is there is used: {s.most() / MIB:.1f} MiB")
+    check(sum(p["bytes"] for p in m["parts"].values()) <= m["committed"], "the parts are no more than the sum")
+    # Told to, while it works.
+    reader = threading.Thread(target=s.read_all)
+    reader.start()
+    before = time.monotonic()
+    small = 70 * MIB
+    r = s.ask("memory", size=small)
+    took = time.monotonic() - before
+    check(r["ok"] and r["result"]["committed"] <= small, f"it has shrunk: {r}")
+    check(took < 3, f"and at once: {took:.2f} s")
+    reader.join()
+    s.read_all()
+    print(f"shrunk in {took * 1000:.0f} ms, then at most {s.most(before + took) / MIB:.1f} MiB")
+    within("smaller", s.most(before + took), small)
+    p = subprocess.run([WEIR, "stat", "--memory", s.control], capture_output=True, text=True, timeout=30, check=True)
+    check("read cache" in p.stdout and f"of {small // MIB} MiB" in p.stdout, p.stdout)
+    p = subprocess.run([WEIR, "stat", "--prometheus", s.control], capture_output=True, text=True, timeout=30, check=True)
+    check(f"weir_memory_limit_bytes {small}" in p.stdout and 'weir_memory_bytes{part="NBD requests"}' in p.stdout, p.stdout[-2000:])
+    # And back.
+    subprocess.run([WEIR, "stat", "--json", "--set-memory", str(limit), s.control], stdout=subprocess.DEVNULL, timeout=30, check=True)
+    deadline = time.monotonic() + 20
+    while s.memory()["parts"]["read cache"]["bytes"] < 24 * MIB and time.monotonic() < deadline:
+        s.read_all()
+    check(s.memory()["parts"]["read cache"]["bytes"] >= 24 * MIB, "the cache has grown back")
+    within("grown back", s.most(), limit)
+    s.end()
+
+
+def so_it_does_with_a_log_that_is_written():
+    limit = 96 * MIB
+    s = Serve("--memory", str(limit), log=True, size=32)
+    shutil.copy(s.image, s.image + ".new")
+    s.write_all()
+    s.read_all()
+    m = s.memory()
+    print(f"writes: at most {s.most() / MIB:.1f} MiB resident, {m}")
+    within("writes", s.most(), limit)
+    check(m["parts"]["write log"]["floor"] >= 24 * MIB and m["committed"] <= limit, f"the log's buffers count in full: {m}")
+    s.end()
+
+
+def what_cannot_fit_is_refused_by_name():
+    p = subprocess.run([WEIR, "serve", "--nbd", "unix:/tmp/none", "--memory", "40M", "null:1M"], capture_output=True, text=True, check=False)
+    check(p.returncode == 1 and p.stderr.count("\n") == 1, p.stderr)
+    least = re.search(r"at least (\d+) MiB is needed: program 16 MiB, .*NBD requests 2 MiB", p.stderr)
+    check(least, p.stderr)
+    s = Serve("--memory", least[1] + "M", size=4)
+    r = s.ask("memory", size="30M")
+    check(not r["ok"] and "program 16 MiB" in r["error"], f"nor at run time: {r}")
+    check(s.memory()["limit"] == int(least[1]) * MIB, "the limit is as before")
+    s.read_all()
+    within("the least", s.most(), int(least[1]) * MIB)
+    s.end()
+
+
+def without_leftovers(test):
+    def run_it():
+        try:
+            test()
+        finally:
+            for s in Serve.all:
+                s.p.kill()
+                shutil.rmtree(s.dir, ignore_errors=True)
+    run_it.__name__ = test.__name__
+    return run_it
+
+
+need("nbdcopy")
+sys.exit(run_tests([without_leftovers(t) for t in (resident_memory_stays_within_the_budget_under_load, so_it_does_with_a_log_that_is_written,
+                                                    what_cannot_fit_is_refused_by_name)]))
