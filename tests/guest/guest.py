@@ -2,8 +2,7 @@
 """What the tests with real guests share: a server, and a Linux guest that runs a script.
 
 A guest says AT(name) by printing "AT name"; the test's function of that name then runs on the host, while the guest goes on; KILL in its place
-ends the guest as a power cut would. What the guest
-waits for it must see by itself (the size of its disk, for example).
+ends the guest as a power cut would. What the guest waits for it must see by itself (the size of its disk, for example).
 """
 import json
 import os
@@ -92,53 +91,59 @@ def parts(**scripts):
     return "".join(f"(\n{script}\n)\necho {name}=$?\n" for name, script in scripts.items())
 
 
-def host_fio():
-    """For user-mode-linux: fio where it is. With its libraries, it is half of what a guest's initrd would have to unpack."""
-    fio = program("fio")
-    libraries = [line.split()[2] for line in run("ldd", fio).stdout.splitlines() if "=> /" in line]
-    folders = ":".join("/host" + f for f in sorted({os.path.dirname(x) for x in libraries}))
-    return f"mkdir /host\nmount -r -t hostfs -o / none /host || exit 90\nfio() {{\n\tLD_LIBRARY_PATH={folders} /host{fio} \"$@\"\n}}\n"
+def fio_libraries():
+    return [line.split()[2] for line in run("ldd", program("fio")).stdout.splitlines() if "=> /" in line]
+
+
+def fio_at(root, mount):
+    """A shell's function fio() that runs the one under `root`, where `mount` puts it: its libraries are more than a guest's initrd should have
+    to unpack. To read the clock is slow in both kinds of guests."""
+    folders = ":".join(root + f for f in sorted({os.path.dirname(x) for x in fio_libraries()}))
+    fio = root + os.path.realpath(program("fio"))
+    return (f"mkdir {root}\n{mount} {root} || exit 90\n"
+            f"fio() {{\n\tLD_LIBRARY_PATH={folders} {fio} --thread --eta=never --gtod_reduce=1 --clocksource=cpu \"$@\"\n}}\n")
 
 
 class Guest:
     """Runs `script` in a guest whose disks are the sockets; `at` are the functions it calls by AT."""
 
-    def __init__(self, kind, cache, sockets, script, at=None, memory="512M", queues=1, cpus=1, reconnect=0, timeout=120):
+    def __init__(self, kind, cache, sockets, script, at=None, memory="512M", queues=1, cpus=1, reconnect=0, timeout=300):
         self.lines, self.at, self.status = [], at or {}, None
         fio = "fio " in script
         if fio and kind == "uml":
-            script, fio = host_fio() + script, False
+            script = fio_at("/host", "mount -r -t hostfs -o / none") + script
+        elif fio:
+            script = fio_at("/tools", "mount -r -t ext4 /dev/$(grep -lx tools /sys/block/vd*/serial | cut -d/ -f4)") + script
         r = subprocess.run([os.path.join(HERE, "build"), cache, kind], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False)
         if r.returncode == 77:
             skip(r.stdout.strip().splitlines()[-1].removeprefix("skipped: "))
         check(r.returncode == 0, "the guest's image: " + r.stdout)
         self.tmp = tempfile.mkdtemp(prefix="weir-guest-")
         try:
-            initrd = self.make_initrd([os.path.join(cache, kind + ".cpio")] + ([os.path.join(cache, "fio.cpio")] if fio else []), script)
+            initrd = self.make_initrd(os.path.join(cache, kind + ".cpio"), script)
             if kind == "uml":
-                argv = ["/usr/bin/linux.uml", f"mem={memory}", f"initrd={initrd}", "con0=fd:0,fd:1", "con=null", "quiet"]
+                argv = ["/usr/bin/linux.uml", f"mem={memory}", f"initrd={initrd}", "con0=fd:0,fd:1", "con=null", "quiet", "init_on_alloc=0",
+                        "selinux=0", "apparmor=0"]
                 argv += [f"virtio_uml.device={s}:2" for s in sockets]
             else:
-                argv = self.qemu(cache, initrd, sockets, memory, queues, cpus, reconnect)
+                argv = self.qemu(cache, initrd, sockets, memory, queues, cpus, reconnect, fio)
             self.run(argv, timeout)
         finally:
             shutil.rmtree(self.tmp)
 
-    def make_initrd(self, parts, script):
+    def make_initrd(self, base, script):
         path = os.path.join(self.tmp, "test.sh")
         with open(path, "w") as f:
             f.write(script)
         own = subprocess.run(["cpio", "--quiet", "-o", "-H", "newc"], cwd=self.tmp, input=b"test.sh\n", stdout=subprocess.PIPE, check=True).stdout
         initrd = os.path.join(self.tmp, "initrd")
-        with open(initrd, "wb") as f:
-            for part in parts:
-                with open(part, "rb") as b:
-                    shutil.copyfileobj(b, f)
+        shutil.copyfile(base, initrd)
+        with open(initrd, "ab") as f:
             f.write(own)
         return initrd
 
     @staticmethod
-    def qemu(cache, initrd, sockets, memory, queues, cpus, reconnect):
+    def qemu(cache, initrd, sockets, memory, queues, cpus, reconnect, fio):
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio", "-monitor", "none",
                 "-accel", "tcg", "-cpu", "max", "-smp", str(cpus), "-m", memory, "-machine", "q35,memory-backend=mem",
                 "-object", f"memory-backend-memfd,id=mem,size={memory},share=on", "-kernel", os.path.join(cache, "vmlinuz"), "-initrd", initrd,
@@ -146,6 +151,9 @@ class Guest:
         for i, s in enumerate(sockets):
             argv += ["-chardev", f"socket,id=c{i},path={s}" + (f",reconnect={reconnect}" if reconnect else ""),
                      "-device", f"vhost-user-blk-pci,chardev=c{i},num-queues={queues}"]
+        if fio:
+            argv += ["-blockdev", f"driver=file,node-name=tools,read-only=on,filename={os.path.join(cache, 'fio.img')}",
+                     "-device", "virtio-blk-pci,drive=tools,serial=tools"]
         return argv
 
     def run(self, argv, timeout):
