@@ -2,7 +2,7 @@
 /*
  * Checks the disk contract on any DISK, for scripts that start the server behind it first.
  *
- * usage: disk_conform DISK [slow|no-resize ...]
+ * usage: disk_conform DISK [slow|short|no-resize ...]
  */
 #include "blk/spec.h"
 #include "lib/disk_conformance.h"
@@ -34,7 +34,7 @@ int main(int argc, char **argv)
 	CHECK(argc >= 2);
 	text = argv[1];
 	for (int i = 2; i < argc; i++)
-		flags |= !strcmp(argv[i], "slow") ? CONFORM_SLOW : CONFORM_NO_RESIZE;
+		flags |= !strcmp(argv[i], "slow") ? CONFORM_SLOW : !strcmp(argv[i], "short") ? CONFORM_SHORT : CONFORM_NO_RESIZE;
 	backends_register();
 	if (rt_create(NULL, &rt, &err))
 		test_fail("%s", err.msg);

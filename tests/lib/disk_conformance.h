@@ -21,6 +21,7 @@ enum conform_flags {
 	CONFORM_SLOW = 1 << 1,		/* fewer rounds, smaller requests */
 	CONFORM_NO_RESIZE = 1 << 2,	/* leave the size alone */
 	CONFORM_TORN_READS = 1 << 3,	/* a page cache: a read in flight with a write of the same sector may see some of both */
+	CONFORM_SHORT = 1 << 4,		/* smaller requests: for one more way of many to the same code, where bytes cost most */
 };
 
 co_fn void co_disk_conform(struct disk *d, unsigned flags, uint64_t seed);
