@@ -39,6 +39,10 @@ static void slot_free(struct rbd_slot *s)
 	co_queue_wake_one(&r->slot_wait);
 	if (list_empty(&r->busy))
 		co_queue_wake_all(&r->idle);
+	if (r->told_hang && !rbd_waiting_ns(r)) {
+		r->told_hang = false;
+		log_info("%s: the cluster answers again", r->disk.name);
+	}
 }
 
 static void slot_completed(struct rbd_slot *s, ssize_t result)
@@ -51,10 +55,6 @@ static void slot_completed(struct rbd_slot *s, ssize_t result)
 		co_wake(s->wait->co);
 	} else {
 		slot_free(s);
-	}
-	if (r->told_hang && !rbd_waiting_ns(r)) {
-		r->told_hang = false;
-		log_info("%s: the cluster answers again", r->disk.name);
 	}
 }
 

@@ -2,12 +2,16 @@
 """A Ceph cluster for one test: a monitor and an OSD on loopback, in a temporary folder, as whoever runs it.
 
     with Cluster("bluestore") as c:
-        c.rbd("create", "--size", "16M", "img")
+        disk = c.create("img", "16M")
+        with c.image("img") as i:
+            i.create_snap("s")
         c.osd.kill(); c.osd.start()
 
+What is asked of the cluster goes through Ceph's Python modules in this process: a call of `rbd` or `ceph` costs a third of a second of processor time.
 Daemons are children of the test: they are ended by their process id, and the kernel ends them when the test dies (PR_SET_PDEATHSIG). What makes
 it quick: no authentication, no manager, and the waits of the monitor, of bluestore's device and of a client that meets a missing OSD made short.
 """
+import contextlib
 import ctypes
 import json
 import os
@@ -21,7 +25,12 @@ import tempfile
 import time
 import uuid
 
-NEEDED = ("ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool")
+try:
+    import rados
+    import rbd
+except ImportError:
+    rados = rbd = None
+NEEDED = ("ceph-mon", "ceph-osd", "rbd", "monmaptool")
 TIMEOUT = 60
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
@@ -63,6 +72,8 @@ osd_memory_target = 939524096
 # A client that was killed is dead after 3 s instead of 30, and one that met a missing OSD looks again soon.
 osd_client_watch_timeout = 3
 objecter_tick_interval = 0.2
+objecter_timeout = 1
+osd_heartbeat_interval = 1      # how soon it knows that it is full
 [client]
 log_file =
 """
@@ -71,7 +82,8 @@ log_file =
 def why_not():
     """What is missing, or None."""
     missing = [p for p in NEEDED if not shutil.which(p)]
-    return "%s not installed (ceph-mon, ceph-osd, ceph-common)" % ", ".join(missing) if missing else None
+    missing += [] if rbd else ["python3-rbd"]
+    return "%s not installed (ceph-mon, ceph-osd, ceph-common, python3-rbd)" % ", ".join(missing) if missing else None
 
 
 def skip_without(weir):
@@ -94,30 +106,35 @@ def dies_with_us():
 
 class Daemon:
     def __init__(self, cluster, kind, ident):
-        self.cluster, self.kind, self.ident, self.proc = cluster, kind, ident, None
+        self.cluster, self.kind, self.ident, self.proc, self.spent = cluster, kind, ident, None, 0
 
     def start(self):
         with open("%s/%s.out" % (self.cluster.dir, self.kind), "ab") as out:
             self.proc = subprocess.Popen(["ceph-" + self.kind, "-f", "-i", self.ident, "-c", self.cluster.conf], stdin=subprocess.DEVNULL,
                                          stdout=out, stderr=out, preexec_fn=dies_with_us)
 
-    def send(self, sig):
-        self.proc.send_signal(sig)
+    def stop(self):
+        """Returns when it does stand still: on a busy machine its threads may go on for a while."""
+        self.proc.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.proc.pid, os.WSTOPPED)
+
+    def go_on(self):
+        if self.proc and self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGCONT)
 
     def kill(self):
-        if self.proc and self.proc.poll() is None:
-            self.proc.kill()
-        if self.proc:
-            self.proc.wait()
+        if not self.proc or self.proc.returncode is not None:
+            return
+        self.proc.kill()
+        usage = os.wait4(self.proc.pid, 0)[2]
+        self.proc.returncode = -signal.SIGKILL
+        self.spent += usage.ru_utime + usage.ru_stime
 
 
 class Cluster:
     def __init__(self, store, pool="rbd"):
         self.store, self.pool = store, pool
-        self.dir = tempfile.mkdtemp(prefix="weir-ceph-")
-        self.conf = self.dir + "/ceph.conf"
-        self.env = dict(os.environ, CEPH_CONF=self.conf)
-        self.env.pop("CEPH_ARGS", None)
+        self.dir = self.conf = self.env = self.rados = self.io = None
         self.mon, self.osd = Daemon(self, "mon", "a"), Daemon(self, "osd", "0")
 
     def run(self, *args, timeout=TIMEOUT, check=True, **kw):
@@ -132,12 +149,35 @@ class Cluster:
     def rbd_json(self, *args):
         return json.loads(self.rbd(*args, "--format", "json"))
 
-    def ceph(self, *args, **kw):
-        return self.run("ceph", *args, **kw).stdout
+    def command(self, prefix, **args):
+        """Of the monitor: what `ceph` would ask for."""
+        ret, _, text = self.rados.mon_command(json.dumps(dict(args, prefix=prefix)), b"")
+        if ret:
+            raise RuntimeError("%s: %s" % (prefix, text))
 
-    def create(self, name, size="16M", *more):
-        self.rbd("create", "--size", size, *more, name)
+    def create(self, name, size="16M", features=None, ns=""):
+        number = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]]
+        self.io.set_namespace(ns)
+        rbd.RBD().create(self.io, name, number, old_format=False, features=features)
+        self.io.set_namespace("")
         return self.disk(name)
+
+    @contextlib.contextmanager
+    def image(self, name, **kw):
+        """As a client of librbd has it, in this process."""
+        i = rbd.Image(self.io, name, **kw)
+        try:
+            yield i
+        finally:
+            i.close()
+
+    def export(self, name, ns=""):
+        """What is in the image, for any client."""
+        self.io.set_namespace(ns)
+        with self.image(name, read_only=True) as i:
+            data = i.read(0, i.size())
+        self.io.set_namespace("")
+        return data
 
     def disk(self, name, options=""):
         return "rbd:%s/%s,conf=%s%s" % (self.pool, name, self.conf, options)
@@ -153,6 +193,10 @@ class Cluster:
         return self
 
     def _start(self):
+        self.dir = tempfile.mkdtemp(prefix="weir-ceph-")
+        self.conf = self.dir + "/ceph.conf"
+        self.env = dict(os.environ, CEPH_CONF=self.conf)
+        self.env.pop("CEPH_ARGS", None)
         for name in ("mon", "osd", "crash"):
             os.mkdir("%s/%s" % (self.dir, name))
         fsid, port = str(uuid.uuid4()), free_ports()
@@ -163,16 +207,41 @@ class Cluster:
         self.run("ceph-mon", "-c", self.conf, "--mkfs", "-i", "a", "--monmap", self.dir + "/monmap")
         self.mon.start()
         osd_uuid = str(uuid.uuid4())
-        new = subprocess.Popen(["ceph", "osd", "new", osd_uuid, "0"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=self.env)
-        self.run("ceph-osd", "-c", self.conf, "--mkfs", "-i", "0", "--osd-uuid", osd_uuid)
-        if new.wait(TIMEOUT):
-            raise RuntimeError("`ceph osd new` failed")
+        mkfs = subprocess.Popen(["ceph-osd", "-c", self.conf, "--mkfs", "-i", "0", "--osd-uuid", osd_uuid], stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.env)
+        # A call that the cluster never answers would keep even a signal from the test.
+        limits = {"rados_osd_op_timeout": str(TIMEOUT), "rados_mon_op_timeout": str(TIMEOUT)}
+        self.rados = rados.Rados(conffile=self.conf, conf=limits)
+        self.rados.connect(timeout=TIMEOUT)
+        self.command("osd new", uuid=osd_uuid)
+        if mkfs.wait(TIMEOUT):
+            raise RuntimeError("`ceph-osd --mkfs` failed")
         self.osd.start()
-        self.ceph("osd", "pool", "create", self.pool, "8", "8", "replicated")
-        self.rbd("pool", "init", self.pool)     # returns when the pool takes writes
+        self.command("osd pool create", pool=self.pool, pg_num=8, pgp_num=8, pool_type="replicated")
+        self.io = self.rados.open_ioctx(self.pool)
+        rbd.RBD().pool_init(self.io, True)      # returns when the pool takes writes
+
+    def fill(self, full=True):
+        """The OSD takes itself for full, and clients let their writes wait; or it does so no more."""
+        for name, ratio in (("nearfull", 0.85), ("backfillfull", 0.90), ("full", 0.95)):
+            self.command("osd set-%s-ratio" % name, ratio=1e-6 if full else ratio)
+
+    def spent(self):
+        return ", ".join("%.1f s of the %s" % (d.spent, d.kind) for d in (self.mon, self.osd))
+
+    def recover(self):
+        """Whatever a test did."""
+        for d in (self.osd, self.mon):
+            d.go_on()
+            if d.proc.poll() is not None:
+                d.start()
+        self.fill(False)
 
     def __exit__(self, *_):
+        if self.io:
+            self.io.close()
+        if self.rados:
+            self.rados.shutdown()
         self.osd.kill()
         self.mon.kill()
         if os.environ.get("WEIR_KEEP"):
@@ -193,6 +262,9 @@ def free_ports():
             except OSError:
                 continue
     raise RuntimeError("no free ports")
+
+
+the = Cluster("bluestore")      # that all parts of a test share
 
 
 def main():

@@ -1,192 +1,49 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""RBD images in a real cluster: the disk contract, what Ceph's own tools say about the result, snapshots, clones, the lock, sizes.
+"""RBD images in a real cluster, one for all tests: rbd_disk.py while it is well, rbd_faults.py while it is not.
 
 usage: test_rbd.py WEIR DISK_SHELL DISK_CONFORM [TEST ...]
 """
-import json
+import functools
+import inspect
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 
 import cluster
-from harness import MIB, equal, require, run, run_tests, tests_of
+from harness import run_tests, skip
 
-WEIR, SHELL, CONFORM = (os.path.abspath(p) for p in sys.argv[1:4])
-sys.argv[1:3] = [SHELL, WEIR]
-from file_lib import Disk, open_error      # noqa: it takes the shell from sys.argv[1]
+WEIR, SHELL = (os.path.abspath(p) for p in sys.argv[1:3])
+cluster.skip_without(WEIR)
+try:
+    import nbd      # noqa: the tests need it
+except ImportError:
+    skip("python3-libnbd is not installed")
+# Each takes its program from the command line's first word.
+sys.argv[1] = SHELL
+import file_lib     # noqa
 sys.argv[1] = WEIR
-from rbd_lib import Serve, until           # noqa
-
-c = None
-
-
-def export(image):
-    out = c.dir + "/export"
-    c.rbd("export", "--no-progress", image, out)
-    with open(out, "rb") as f:
-        data = f.read()
-    os.unlink(out)
-    return data
+import serve_lib    # noqa
+import rbd_disk     # noqa
+import rbd_faults   # noqa
 
 
-def an_image_is_a_disk_with_and_without_librbds_cache():
-    running = []
-    for name, options in (("plain", ""), ("cached", ",rbd_cache=true,rbd_cache_policy=writeback"), ("impatient", ",error-after=60s")):
-        c.create(name, "3000K")
-        running.append((name, subprocess.Popen([CONFORM, c.disk(name, options), "slow"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                               stderr=subprocess.STDOUT, text=True)))
-    for name, p in running:
-        out = p.communicate(timeout=120)[0]
-        require(p.returncode == 0, "%s: %s" % (name, out))
+def steady(test):
+    """Leaves the cluster as it was, however the test ends."""
+    @functools.wraps(test)
+    def wrapped():
+        try:
+            test()
+        finally:
+            cluster.the.recover()
+    return wrapped
 
 
-def cephs_tools_agree_with_what_was_written():
-    model = bytearray(20 * MIB)
-    with Disk(c.create("tools", "20M")) as d:
-        for off, length, byte in ((0, 70000, 0x11), (5 * MIB - 1000, 2000, 0x22), (9 * MIB + 1, 3 * MIB, 0x33), (20 * MIB - 512, 512, 0x44)):
-            d.all("write %d %d %x" % (off, length, byte))
-            model[off:off + length] = bytes([byte]) * length
-        # Exact, at any alignment, with and without the space.
-        for off, length, flags in ((100, 333, ""), (9 * MIB + 77, 70001, "unmap"), (10 * MIB, MIB, "unmap")):
-            d.all("zero %d %d %s" % (off, length, flags))
-            model[off:off + length] = bytes(length)
-        mine = [(off, off + length) for off, length, kind in d.map() if kind == "data"]
-    require(export("tools") == model, "rbd export gives what was written")
-    theirs = [(e["offset"], e["offset"] + e["length"]) for e in c.rbd_json("diff", "tools") if e["exists"] in (True, "true")]
-    joined = []
-    for a, b in theirs:
-        if joined and joined[-1][1] == a:
-            joined[-1] = (joined[-1][0], b)
-        else:
-            joined.append((a, b))
-    equal(mine, joined, "the extents, by rbd diff")
-    used = c.rbd_json("du", "tools")["images"][0]["used_size"]
-    require(sum(b - a for a, b in mine) <= used <= 20 * MIB, "rbd du counts %d bytes, the extents %s" % (used, mine))
+def tests_of(module):
+    return [steady(f) for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__ and not inspect.signature(f).parameters]
 
 
-def a_discard_is_cut_to_what_the_cluster_frees():
-    with Disk(c.create("discard")) as d:
-        limits = dict(w.split("=") for w in d.do("limits"))
-        equal(limits["discard_gran"], "65536", "the granularity that is told")
-        d.all("write 0 1048576 aa", "discard 4096 4096", "discard 200000 150000")
-        equal(d.do("read 4096 4096"), ["all", "aa"], "less than a granule")
-        equal(d.do("read 262144 65536"), ["all", "00"], "a whole granule inside")
-        equal(d.do("read 200000 60000"), ["all", "aa"], "the edge")
-    with Disk(c.disk("discard", ",rbd_skip_partial_discard=false")) as d:
-        d.all("discard 4096 4096")
-        equal(d.do("read 4096 4096"), ["all", "00"], "as librbd's own option has it")
-
-
-def a_snapshot_stays_and_a_clone_reads_its_parent():
-    with Disk(c.create("parent")) as d:
-        d.all("write 0 8388608 11")
-        c.rbd("snap", "create", "--no-progress", "rbd/parent@s")
-        d.all("write 0 4096 22")
-        with Disk(c.disk("parent@s"), "read-only") as s:
-            equal(s.do("read 0 4096"), ["all", "11"], "the snapshot")
-            equal(s.map(), [(0, 8 * MIB, "data"), (8 * MIB, 8 * MIB, "zero")], "its extents")
-            require(s.do("write 0 512 1") == -30, "a snapshot is read-only")
-    require("a snapshot cannot be written" in open_error(c.disk("parent@s")), "a snapshot opened to be written")
-    c.rbd("snap", "protect", "rbd/parent@s")
-    c.rbd("clone", "rbd/parent@s", "rbd/child")
-    with Disk(c.disk("child")) as d:
-        equal(d.map(), [(0, 8 * MIB, "data"), (8 * MIB, 8 * MIB, "zero")], "what the parent has is data of the clone")
-        d.all("write 4096 4096 33", "zero 4194304 65536 unmap")
-        for off, byte in ((0, "11"), (4096, "33"), (8192, "11"), (4 * MIB, "00"), (4 * MIB + 65536, "11")):
-            equal(d.do("read %d 4096" % off), ["all", byte], "the clone at %d" % off)
-
-
-def namespaces_and_ids_are_part_of_the_name():
-    c.rbd("namespace", "create", "--pool", "rbd", "--namespace", "ns")
-    c.rbd("create", "--size", "4M", "rbd/ns/img")
-    with Disk("rbd:rbd/ns/img,conf=%s,id=admin" % c.conf) as d:
-        d.all("write 0 4096 55")
-    require(export("rbd/ns/img")[:4096] == b"\x55" * 4096, "the image in the namespace")
-
-
-def one_writer_and_many_readers():
-    disk = c.create("locked")
-    with Disk(disk) as d:
-        d.all("write 0 4096 11")
-        began = time.monotonic()
-        require("is in use by another client" in open_error(disk), "a second writer is refused")
-        require(time.monotonic() - began < 10, "at once")
-        with Disk(disk, "read-only") as reader:
-            equal(reader.do("read 0 4096"), ["all", "11"], "a reader")
-        d.all("write 4096 4096 22")
-    with Disk(disk) as d:
-        equal(d.do("read 4096 4096"), ["all", "22"], "after a clean close the lock is free")
-
-
-def a_living_client_that_would_give_its_lock_away_keeps_it():
-    c.create("bench")
-    p = subprocess.Popen(["rbd", "bench", "--io-type", "write", "--io-size", "4096", "--io-threads", "1", "--io-total", "10G", "bench"],
-                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=c.env)
-    try:
-        until("rbd bench takes the lock", lambda: c.rbd_json("lock", "ls", "bench"))
-        began = time.monotonic()
-        require("is in use by another client" in open_error(c.disk("bench")), "its image is refused")
-        require(time.monotonic() - began < 20, "without waiting for its death")
-        require(p.poll() is None, "and it goes on")
-    finally:
-        p.kill()
-        p.wait()
-
-
-def a_size_that_changes_outside_is_seen():
-    disk = c.create("size", "8M")
-    with Serve("--name", "v", disk) as w:
-        c.rbd("resize", "--no-progress", "--size", "12M", "size")
-        w.wait_for("has grown, and so has the volume, to 12 MiB")
-        equal(json.loads(run("nbdinfo", "--json", w.uri()).stdout)["exports"][0]["export-size"], 12 * MIB, "the size that a client sees")
-        run("qemu-io", "-f", "raw", "-c", "write -P 0x77 0 12M", w.uri())
-        c.rbd("resize", "--no-progress", "--allow-shrink", "--size", "4M", "size")
-        w.wait_for("has been shrunk to 4 MiB")
-        equal(run("qemu-io", "-f", "raw", "-c", "read -P 0x77 0 4M", w.uri()).returncode, 0, "what is left can be read")
-        p = run("qemu-io", "-f", "raw", "-c", "read 4M 4k", "-c", "write 8M 4k", w.uri())
-        equal(p.stdout.count("Input/output error"), 2, "what is gone fails: " + p.stdout)
-        equal(w.end()[0], 0, "the end")
-
-
-def fio_finds_what_it_wrote_over_nbd():
-    with Serve("--name", "v", c.create("fio", "32M")) as w:
-        p = run("fio", "--name=x", "--ioengine=nbd", "--uri=" + w.uri(), "--rw=randrw", "--bsrange=512-256k", "--blockalign=512", "--size=32M",
-                "--io_size=24M", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--fsync=32", timeout=60)
-        require(p.returncode == 0, p.stdout + p.stderr)
-
-
-def what_cannot_be_opened_is_said_with_the_way_out():
-    conf = ",conf=" + c.conf
-    c.rbd("create", "--size", "4M", "--image-feature", "layering", "unlocked")
-    for disk, says in (
-            ("rbd:pool" + conf, "write rbd:POOL/IMAGE"), ("rbd:a/b/c/d" + conf, "write rbd:POOL/IMAGE"), ("rbd:rbd/" + conf, "write rbd:POOL/IMAGE"),
-            ("rbd:rbd/x@" + conf, "write rbd:POOL/IMAGE"), ("rbd:nowhere/img" + conf, "has no pool \"nowhere\""),
-            ("rbd:rbd/none" + conf, "no such image"), ("rbd:rbd/plain@none" + conf, "snapshot"),
-            ("rbd:rbd/plain,conf=/nonexistent", "say which it is with conf=FILE"), ("rbd:rbd/plain,colour=red" + conf, "unknown option \"colour\""),
-            ("rbd:rbd/plain,rbd_cache=perhaps" + conf, "does not take rbd_cache=perhaps"), ("rbd:rbd/plain,error-after=soon" + conf, "error-after"),
-            ("rbd:rbd/unlocked" + conf, "rbd feature enable rbd/unlocked exclusive-lock")):
-        error = open_error(disk, "read-only" if "@none" in disk else "")
-        require(says in error, "%s: %s" % (disk, error))
-    require("belongs on a fast device" in open_error(c.disk("plain"), "log"), "a log in the cluster")
-    with Disk(c.disk("unlocked", ",locking=off")) as d:
-        d.all("write 0 4096 1")
-
-
-def main():
-    global c
-    cluster.skip_without(WEIR)
-    folder = tempfile.mkdtemp(prefix="weir-rbd-")
-    os.chdir(folder)
-    try:
-        with cluster.Cluster("memstore") as c:
-            return run_tests([t for t in tests_of(globals()) if t is not main], chosen=sys.argv[4:])
-    finally:
-        os.chdir("/")
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-sys.exit(main())
+with cluster.the:
+    status = run_tests(tests_of(rbd_disk) + tests_of(rbd_faults), folders=True, chosen=sys.argv[4:])
+t = os.times()
+print("processor time: %.1f s here, %.1f s of all else; %s" % (t.user + t.system, t.children_user + t.children_system, cluster.the.spent()))
+sys.exit(status)

@@ -1,0 +1,1 @@
+../lib/serve_lib.py
