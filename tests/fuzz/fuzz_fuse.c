@@ -6,40 +6,18 @@
  * server answer first. Every message with a header that fits and a number is answered, none other is, and the server ends with the socket.
  */
 #include <linux/fuse.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "blk/spec.h"
-#include "blk/volume.h"
+#include "export_fuzz.h"
 #include "export/fuse/server.h"
-#include "rt/buf.h"
-#include "rt/io.h"
 #include "util/bytes.h"
-#include "util/err.h"
-#include "util/log.h"
 
 struct input {
-	const uint8_t *in;
-	size_t len, pos;
+	struct fuzz_input in;
 	int fd;
-	bool ended;
 };
-
-static struct rt *rt;
-static struct rt_bufpool *bufs;
-
-static void must(bool ok)
-{
-	if (!ok)
-		abort();
-}
-
-static uint8_t next8(struct input *f)
-{
-	return f->pos < f->len ? f->in[f->pos++] : 0;
-}
 
 static void drain(struct input *f)
 {
@@ -57,17 +35,17 @@ static void drain(struct input *f)
 static void message(struct input *f, uint8_t flags)
 {
 	static uint8_t buf[65536 + sizeof(struct fuse_in_header)];
-	size_t want = next8(f), at = 0;
+	size_t want = next8(&f->in), at = 0;
 
-	want |= (size_t)next8(f) << 8;
+	want |= (size_t)next8(&f->in) << 8;
 	if (flags & 1) {
-		struct fuse_in_header h = { .opcode = next8(f), .unique = f->pos, .nodeid = 1, .len = (uint32_t)(sizeof(h) + want) };
+		struct fuse_in_header h = { .opcode = next8(&f->in), .unique = f->in.pos, .nodeid = 1, .len = (uint32_t)(sizeof(h) + want) };
 
 		memcpy(buf, &h, sizeof(h));
 		at = sizeof(h);
 	}
 	for (size_t i = 0; i < want; i++)
-		buf[at++] = next8(f);
+		buf[at++] = next8(&f->in);
 	if (at)
 		(void)!send(f->fd, buf, at, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
@@ -76,8 +54,8 @@ static co_fn void co_kernel(void *arg)
 {
 	struct input *f = arg;
 
-	for (unsigned n = 0; f->pos < f->len && n < 200; n++) {
-		uint8_t flags = next8(f);
+	for (unsigned n = 0; f->in.pos < f->in.len && n < 200; n++) {
+		uint8_t flags = next8(&f->in);
 
 		message(f, flags);
 		if (flags & 2)
@@ -96,10 +74,9 @@ static co_fn void co_fuzz_main(void *arg)
 	struct fuse_export_config c = { .path = "fuzz", .max_in_flight = 8 };
 	struct fuse_server *s;
 	struct err err = ERR_INIT;
-	struct disk *d;
 	int pair[2];
 
-	must(!co_disk_open("mem:64K", DISK_OPEN_RDWR, &d, &err) && !volume_create("fuzz", d, &c.volume, &err));
+	c.volume = co_fuzz_volume();
 	must(!fuse_server_create(&s, &err) && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
 	f->fd = pair[0];
 	must(!co_spawn("kernel", co_kernel, f));
@@ -112,17 +89,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct input f = { .in = data, .len = size };
-	struct err err = ERR_INIT;
+	struct input f = { .in = { data, size, 0 } };
 
-	if (!rt) {
-		struct rt_config config = { .coroutines = 64 };
-
-		log_set_level(LOG_NONE);
-		backends_register();
-		must(!rt_create(&config, &rt, &err) && !rt_bufpool_create(rt, RT_BUF_MAX, &bufs, &err));
-		rt_set_bufs(rt, bufs);
-	}
-	must(!rt_run(rt, co_fuzz_main, &f));
+	fuzz_run(co_fuzz_main, &f);
 	return 0;
 }

@@ -6,22 +6,16 @@
  * that is cut, pauses. Nothing that the server does may reach the memory beyond the region that it was given, and it must come to an end.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "blk/spec.h"
-#include "blk/volume.h"
+#include "export_fuzz.h"
 #include "export/vhost/proto.h"
 #include "export/vhost/server.h"
-#include "rt/buf.h"
-#include "rt/io.h"
 #include "util/bytes.h"
-#include "util/err.h"
-#include "util/log.h"
 
 #define FILE_LEN 65536u
 #define REGION_LEN 49152u	/* what the server gets of it */
@@ -34,39 +28,24 @@
 #define CANARY 0xa5
 
 struct front {
-	const uint8_t *in;
-	size_t len, pos;
+	struct fuzz_input in;
 	int fd, mem_fd, event;
 	uint8_t *mem;
 	bool cut;
 	uint16_t avail;
 };
 
-static struct rt *rt;
-static struct rt_bufpool *bufs;
-
-static void must(bool ok)
-{
-	if (!ok)
-		abort();
-}
-
-static uint8_t next8(struct front *f)
-{
-	return f->pos < f->len ? f->in[f->pos++] : 0;
-}
-
 static uint16_t next16(struct front *f)
 {
-	uint16_t lo = next8(f);
+	uint16_t lo = next8(&f->in);
 
-	return (uint16_t)(lo | next8(f) << 8);
+	return (uint16_t)(lo | next8(&f->in) << 8);
 }
 
 static void next_bytes(struct front *f, void *dst, size_t len)
 {
 	for (size_t i = 0; i < len; i++)
-		((uint8_t *)dst)[i] = next8(f);
+		((uint8_t *)dst)[i] = next8(&f->in);
 }
 
 static void message(struct front *f, uint32_t request, uint32_t flags, const void *payload, uint32_t len, const int *fds, unsigned nfds)
@@ -93,7 +72,7 @@ static void message(struct front *f, uint32_t request, uint32_t flags, const voi
 /* A message of the input's. */
 static void any_message(struct front *f)
 {
-	uint8_t request = next8(f), flags = next8(f), n = next8(f), payload[512];
+	uint8_t request = next8(&f->in), flags = next8(&f->in), n = next8(&f->in), payload[512];
 	int fds[16];
 
 	next_bytes(f, payload, n);
@@ -105,7 +84,7 @@ static void any_message(struct front *f)
 /* What makes the device run. */
 static void set_up(struct front *f)
 {
-	uint8_t how = next8(f);
+	uint8_t how = next8(&f->in);
 	uint64_t features = (how & 1 ? VHOST_USER_F_PROTOCOL_FEATURES : 0) | (how & 2 ? VIRTIO_F_EVENT_IDX : 0) | (how & 4 ? VIRTIO_F_INDIRECT_DESC : 0) |
 			    VIRTIO_F_VERSION_1_BIT | 0x7200, v = 0x1b22b;
 	struct vhost_user_memory m = { .n = 1, .region[0] = { GPA, REGION_LEN, 0x500000, 0 } };
@@ -140,7 +119,7 @@ static void put_desc(struct front *f, unsigned i, uint64_t addr, uint32_t len, u
 /* A request that the input makes wrong in some place, if it does. */
 static void request(struct front *f)
 {
-	uint8_t type = next8(f), wrong = next8(f), what = next8(f), head = next8(f) % 5 * 3;
+	uint8_t type = next8(&f->in), wrong = next8(&f->in), what = next8(&f->in), head = next8(&f->in) % 5 * 3;
 	uint16_t flags = type == 0 || type == 8 ? VRING_F_WRITE : 0;
 
 	memset(f->mem + HEAD, 0, 16);
@@ -161,7 +140,7 @@ static co_fn void co_step(struct front *f)
 	uint16_t at;
 	char drop[4096];
 
-	switch (next8(f) % 8) {
+	switch (next8(&f->in) % 8) {
 	case 0:
 		any_message(f);
 		break;
@@ -171,7 +150,7 @@ static co_fn void co_step(struct front *f)
 	case 2:
 		at = next16(f);
 		if (!f->cut)
-			next_bytes(f, f->mem + at % (REGION_LEN - 256), next8(f));
+			next_bytes(f, f->mem + at % (REGION_LEN - 256), next8(&f->in));
 		break;
 	case 3:
 	case 4:
@@ -183,10 +162,10 @@ static co_fn void co_step(struct front *f)
 		break;
 	case 6:
 		f->cut = true;
-		must(!ftruncate(f->mem_fd, next8(f) * 256));
+		must(!ftruncate(f->mem_fd, next8(&f->in) * 256));
 		break;
 	case 7:
-		co_sleep_ns(next8(f) * 100u);
+		co_sleep_ns(next8(&f->in) * 100u);
 		while (recv(f->fd, drop, sizeof(drop), MSG_DONTWAIT) > 0)
 			;
 		break;
@@ -197,7 +176,7 @@ static co_fn void co_front_main(void *arg)
 {
 	struct front *f = arg;
 
-	for (unsigned steps = 0; f->pos < f->len && steps < 200; steps++) {
+	for (unsigned steps = 0; f->in.pos < f->in.len && steps < 200; steps++) {
 		co_step(f);
 		co_yield();
 	}
@@ -211,10 +190,9 @@ static co_fn void co_fuzz_main(void *arg)
 	struct vhost_device_config c = { .path = "fuzz", .queues = 2 };
 	struct vhost_server *s;
 	struct err err = ERR_INIT;
-	struct disk *d;
 	int pair[2];
 
-	must(!co_disk_open("mem:64K", DISK_OPEN_RDWR, &d, &err) && !volume_create("fuzz", d, &c.volume, &err));
+	c.volume = co_fuzz_volume();
 	must(!vhost_server_create(&s, &err) && !socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
 	f->fd = pair[0];
 	must(!co_spawn("front end", co_front_main, f));
@@ -227,24 +205,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct front f = { .in = data, .len = size };
-	struct err err = ERR_INIT;
+	struct front f = { .in = { data, size, 0 } };
 
-	if (!rt) {
-		struct rt_config config = { .coroutines = 64 };
-
-		log_set_level(LOG_NONE);
-		backends_register();
-		must(!rt_create(&config, &rt, &err) && !rt_bufpool_create(rt, RT_BUF_MAX, &bufs, &err));
-		rt_set_bufs(rt, bufs);
-	}
 	f.mem_fd = memfd_create("guest", MFD_CLOEXEC);
 	f.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	must(f.mem_fd >= 0 && f.event >= 0 && !ftruncate(f.mem_fd, FILE_LEN));
 	f.mem = mmap(NULL, FILE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, f.mem_fd, 0);
 	must(f.mem != MAP_FAILED);
 	memset(f.mem + REGION_LEN, CANARY, FILE_LEN - REGION_LEN - 4096);
-	must(!rt_run(rt, co_fuzz_main, &f));
+	fuzz_run(co_fuzz_main, &f);
 	for (size_t i = REGION_LEN; i < FILE_LEN - 4096 && !f.cut; i++)
 		must(f.mem[i] == CANARY);
 	munmap(f.mem, FILE_LEN);
