@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "export/fuse/server.h"
 
 /* weir help [VERB [COMMAND]] */
 static int cli_help_verb(int argc, char **argv)
@@ -44,6 +45,8 @@ int main(int argc, char **argv)
 	if (argc > 1 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))) {
 		printf("weir %s\n", WEIR_VERSION);
 		rc = 0;
+	} else if (argc == 3 && !strcmp(argv[1], FUSE_UNMOUNTER)) {
+		rc = fuse_unmounter_main(atoi(argv[2]));	/* started by weir itself, and no verb for people */
 	} else {
 		rc = cli_dispatch(NULL, verbs, argc, argv);
 	}

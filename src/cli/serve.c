@@ -84,8 +84,6 @@ int cli_serve(int argc, char **argv)
 	for (int i = 0; i < fuse.n; i++)
 		if (fuse_check_option(fuse.v[i], &err) < 0)
 			cli_usage("serve", "--fuse: %s", err.msg);
-	if (c.user && fuse.n)
-		cli_usage("serve", "--user does not go with --fuse, which root or the same user must unmount: start weir as that user");
 	if (allow.n && !nbd.n)
 		cli_usage("serve", "--allow-export concerns NBD: give --nbd ADDRESS");
 	if (tls < 0)

@@ -10,6 +10,7 @@
 #include "daemon/confine.h"
 #include "daemon/internal.h"
 #include "daemon/serve.h"
+#include "export/fuse/server.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
 #include "util/err.h"
@@ -135,11 +136,11 @@ int serve_confine(struct serve *s, struct err *err)
 	struct needs n = { 0 };
 	int ret;
 
-	/* FUSE is unmounted by root, or by a program that has to be started, and neither is possible from inside. */
-	if (s->config->nfuse)
-		return 0;
 	collect(s, &n);
-	ret = confine(s->rt, &n.c, &s->confined, err);
+	/* Files are unmounted by root, or by a program that has to be started, and neither is possible from inside. */
+	ret = s->fuse && (n.c.sandbox || n.c.user) ? fuse_server_guard(s->fuse, err) : 0;
+	if (!ret)
+		ret = confine(s->rt, &n.c, &s->confined, err);
 	while (n.nowned)
 		free(n.owned[--n.nowned]);
 	return ret;

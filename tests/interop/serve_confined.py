@@ -86,4 +86,47 @@ def a_new_side_of_the_log_may_come_from_where_the_log_is_or_is_allowed_only():
             pass
 
 
+def children(pid):
+    with open("/proc/%d/task/%d/children" % (pid, pid)) as f:
+        return [int(x) for x in f.read().split()]
+
+
+def a_server_of_files_is_confined_and_takes_them_away_at_the_end():
+    if os.geteuid() or not os.path.exists("/dev/fuse"):
+        skip("only root can mount here, where there is FUSE")
+    with folder() as d:
+        os.chmod(d, 0o755)
+        files = [os.path.join(d, x) for x in ("made", "given")]
+        with open(files[1], "w"):
+            pass
+        for user in (), ("--user", "nobody"):
+            with Server("mem:1M", "mem:2M", "--name", "a", "--name", "b", "--fuse", files[0], "--fuse", files[1], *user) as s:
+                equal(status_of(s.proc.pid)["Seccomp"], "2", "seccomp")
+                equal(status_of(s.proc.pid)["Uid"].split()[0], "65534" if user else "0", "the user")
+                fd = os.open(files[0], os.O_RDWR)
+                os.pwrite(fd, b"x" * 4096, 4096)
+                os.fsync(fd)
+                equal(os.pread(fd, 8192, 0), bytes(4096) + b"x" * 4096, "what is in the file")
+                os.close(fd)
+                equal(os.path.getsize(files[1]), 2 << 20, "the other one's size")
+                helper, = children(s.proc.pid)
+                # As systemd does: all of the service's processes get it.
+                os.kill(helper, signal.SIGTERM)
+                os.kill(helper, signal.SIGINT)
+                s.proc.send_signal(signal.SIGTERM)
+                equal(s.proc.wait(TIMEOUT), 0, "the exit status: " + s.text())
+                check("cannot be unmounted" not in s.text() and "sandbox" not in s.text(), s.text())
+            check(not os.path.exists(files[0]), "the file that was made is gone")
+            equal(os.path.getsize(files[1]), 0, "the file that was there")
+        with Server("mem:1M", "--fuse", files[0]) as s:
+            helper, = children(s.proc.pid)
+            s.kill()
+            end = time.monotonic() + TIMEOUT
+            while os.path.exists("/proc/%d/exe" % helper) and time.monotonic() < end:
+                time.sleep(0.01)
+            check(time.monotonic() < end, "the second process ends with the first")
+        with Server("mem:1M", "--fuse", files[0]) as s:
+            equal(os.path.getsize(files[0]), 1 << 20, "the next one takes the dead mount away")
+
+
 sys.exit(run_tests(tests_of(globals())))

@@ -80,6 +80,7 @@ struct fuse_export {
 	struct fuse_server *s;
 	struct fuse_export_config config;
 	struct fuse_mount mount;
+	unsigned number;	/* at the unmounter */
 	struct volume *v;
 	struct rt_bufpool *pool;
 	struct fuse_request *slab;
@@ -101,6 +102,8 @@ struct fuse_server {
 	struct list exports;
 	bool stopping;
 	unsigned receivers;
+	int unmounter;		/* a socket; -1: none, the process unmounts by itself */
+	unsigned guarded;
 	struct co_queue stop_q;
 };
 
@@ -115,3 +118,6 @@ int fuse_mount_attach(const struct fuse_mount_config *c, struct fuse_mount *ret,
 bool fuse_mount_detach(struct fuse_mount *m);
 /* The absolute path without links in all but its last part. Free it. */
 int fuse_mount_path(const char *path, char **ret, struct err *err);
+
+/* unmounter.c: fuse_mount_detach(), by whoever is able to. */
+bool fuse_export_detach(struct fuse_export *e);

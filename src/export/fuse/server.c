@@ -30,6 +30,7 @@ int fuse_server_create(struct fuse_server **ret, struct err *err)
 		return err_set(err, -ENOMEM, "FUSE server: out of memory");
 	list_init(&s->exports);
 	co_queue_init(&s->stop_q);
+	s->unmounter = -1;
 	*ret = s;
 	return 0;
 }
@@ -52,6 +53,8 @@ void fuse_server_destroy(struct fuse_server *s)
 		return;
 	list_for_each_safe(&s->exports, n)
 		export_free(container_of(n, struct fuse_export, node));
+	if (s->unmounter >= 0)
+		close(s->unmounter);
 	free(s);
 }
 
@@ -203,7 +206,7 @@ static co_fn void co_export_main(void *arg)
 	co_receive_until_end(e);
 	if (!e->stopping) {
 		log_info("%s: was unmounted", e->config.path);
-		fuse_mount_detach(&e->mount);
+		fuse_export_detach(e);
 		if (e->config.unmounted)
 			e->config.unmounted(e->config.unmounted_arg);
 	}
@@ -301,7 +304,7 @@ co_fn int co_fuse_server_stop(struct fuse_server *s, uint64_t deadline_ns)
 			continue;
 		e->stopping = true;
 		/* Not on a worker thread: those may all hang with an image. Nothing of this waits for the server itself. */
-		if (!fuse_mount_detach(&e->mount))
+		if (!fuse_export_detach(e))
 			log_warn("%s: cannot be unmounted; the next start on it does that, or: umount -l %s", e->config.path, e->mount.path);
 		rt_io_shutdown(e->mount.fd);
 		co_queue_wake_all(&e->idle);

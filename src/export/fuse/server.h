@@ -39,6 +39,14 @@ co_fn int co_fuse_server_serve(struct fuse_server *s, const struct fuse_export_c
  */
 co_fn int co_fuse_server_stop(struct fuse_server *s, uint64_t deadline_ns);
 
+/*
+ * From now on another process takes the mounts away that there are; call it before this one gives up what that takes. No more can be added. That process is this
+ * program again, with the verb FUSE_UNMOUNTER and a number, for which it calls fuse_unmounter_main(). -errno with a message.
+ */
+int fuse_server_guard(struct fuse_server *s, struct err *err);
+#define FUSE_UNMOUNTER "fuse-unmounter"
+int fuse_unmounter_main(int fd);
+
 /* Takes away dead mounts that killed servers left at `path`. Blocks for a moment. 0, or -errno with a message; -EADDRINUSE if a server lives there. */
 int fuse_clear_dead(const char *path, struct err *err);
 
