@@ -362,6 +362,9 @@ static co_fn void co_serve_main(void *arg)
 	}
 	if (s->tls)
 		ignore_hangup();
+	/* Who works until the end is told also where the start has failed. */
+	if (!s->stop)
+		serve_stop(s, false);
 	if (s->opened)
 		co_stop(s);
 	if (!ret && s->error)
