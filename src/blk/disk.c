@@ -147,7 +147,7 @@ co_fn int co_disk_readv(struct disk *d, uint64_t off, const struct iovec *iov, i
 		return refuse(d, DISK_OP_READ, -EINVAL);
 	if (!len)
 		return 0;
-	flags &= DISK_BACKGROUND | DISK_METADATA;
+	flags &= DISK_BACKGROUND | DISK_METADATA | DISK_NOCACHE;
 	begin(d, DISK_OP_READ, len);
 	if (d->ops->co_read)
 		ret = co_blk_read(d, off, len, iov, niov, flags);

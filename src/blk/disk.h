@@ -64,6 +64,7 @@ enum disk_flags {
 	DISK_UNMAP = 1 << 1,	/* write zeroes: may free space */
 	DISK_FAST = 1 << 2,	/* write zeroes: only if fast */
 	DISK_BACKGROUND = 1 << 3, /* destage, scrub, rebuild: not the guest's, yields to it */
+	DISK_NOCACHE = 1 << 5,	/* read: no cache below keeps it; whoever asks was told not to */
 	DISK_METADATA = 1 << 4,	/* read: a format's own tables, which a cache keeps apart from what the guest stores */
 };
 

@@ -174,6 +174,22 @@ void disk_set_below_format(int (*co_wrap)(void *arg, struct disk **d), void *arg
 	below_format.arg = arg;
 }
 
+static struct {
+	int (*co_open)(void *arg, const char *text, unsigned flags, struct disk **ret, struct err *err);
+	void *arg;
+} backing_open;
+
+void disk_set_backing_open(int (*co_open)(void *arg, const char *text, unsigned flags, struct disk **ret, struct err *err), void *arg)
+{
+	backing_open.co_open = co_open;
+	backing_open.arg = arg;
+}
+
+co_fn int co_disk_open_backing(const char *text, unsigned flags, struct disk **ret, struct err *err)
+{
+	return backing_open.co_open ? backing_open.co_open(backing_open.arg, text, flags, ret, err) : co_disk_open(text, flags, ret, err);
+}
+
 /* Puts the format over the disk that was opened. */
 static co_fn int co_open_format(const struct disk_format *format, struct disk_spec *spec, unsigned flags, struct disk **d, struct err *err)
 {

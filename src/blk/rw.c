@@ -240,7 +240,7 @@ static co_fn int co_read_units(struct disk *d, struct bounce *b, uint64_t at, ui
 {
 	struct iovec iov = { b->buf + at, len };
 
-	return co_blk_op_read(d, b->start + at, len, &iov, 1, flags & (DISK_BACKGROUND | DISK_METADATA));
+	return co_blk_op_read(d, b->start + at, len, &iov, 1, flags & (DISK_BACKGROUND | DISK_METADATA | DISK_NOCACHE));
 }
 
 static co_fn int co_read_bounced(struct disk *d, struct cursor *c, struct bounce *b, unsigned flags)

@@ -75,6 +75,11 @@ const struct disk_driver *disk_find_driver(const char *name);
  * not one of the disk. NULL: nothing. There is one such function.
  */
 void disk_set_below_format(int (*co_wrap)(void *arg, struct disk **d), void *arg);
+/*
+ * Called instead of co_disk_open() for each backing file that an image names from now on; it may give a disk that others use as well (blk/share.h). NULL: nothing.
+ */
+void disk_set_backing_open(int (*co_open)(void *arg, const char *text, unsigned flags, struct disk **ret, struct err *err), void *arg);
+co_fn int co_disk_open_backing(const char *text, unsigned flags, struct disk **ret, struct err *err);
 void disk_register_format(const struct disk_format *format);
 /* Registers every backend of this build. Call once at start. */
 void backends_register(void);

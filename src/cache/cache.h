@@ -54,6 +54,12 @@ co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, 
  */
 co_fn int co_cache_attach_tables(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err);
 
+/*
+ * A layer over an image that several layers of this cache read from, directly or through formats (disk_share()). Those do not keep what it keeps, so that it is in
+ * memory once, and count as `shared` what they found there. It begins with mode none.
+ */
+co_fn int co_cache_attach_shared(struct cache *c, const char *name, struct disk *file, struct disk **ret, struct err *err);
+
 /* What is cached of the disk (a layer) from now on; what no longer may be is freed before it returns. */
 co_fn void co_cache_set_mode(struct disk *d, enum cache_mode mode);
 /*

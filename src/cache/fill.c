@@ -160,7 +160,10 @@ static void settle(struct cache_fill *f, uint32_t i)
 
 	if (f->ahead && used)
 		ahead_used(v);
-	if (f->error || (state & FILL_DOOMED) || v->closing || c->ending || !cache_allows(v, f->class) || (v->limit && v->slots > v->limit) ||
+	else if (f->ahead && !f->error && c->mem.note[slot] != MEM_OWN)
+		ahead_wasted(v);	/* who keeps it reads ahead as well */
+	v->count[f->class].shared += !f->ahead && !f->error && c->mem.note[slot] == MEM_BELOW_HIT;
+	if (f->error || (state & FILL_DOOMED) || c->mem.note[slot] != MEM_OWN || v->closing || c->ending || !cache_allows(v, f->class) || (v->limit && v->slots > v->limit) ||
 	    record_find(c, cache_key(v, block)) != REC_NONE) {
 		slot_put(v, f->class, slot);
 		return;

@@ -23,7 +23,8 @@
  *  (4) Slots of a fill are MEM_HELD from its start until its last user has left; then they go to records or back. So nobody waits with a pointer
  *      into memory that could move.
  *  (5) A copy to or from a slot never suspends.
- *  (6) Nothing here waits for a slot: where none can be had, a read goes below uncached.
+ *  (6) A slot that another layer's block was copied to as a whole carries a note (mem_note) until it is handed out again, and is not kept: that layer has it.
+ *  (7) Nothing here waits for a slot: where none can be had, a read goes below uncached.
  */
 #pragma once
 
@@ -116,6 +117,7 @@ struct cache_counters {
 	uint64_t blocks;	/* that they touched */
 	uint64_t hits, joined, misses;	/* of these */
 	uint64_t bypassed;	/* misses that found no room and were not cached */
+	uint64_t shared;	/* misses that another layer had in memory: see co_cache_attach_shared() */
 	uint64_t ghost_hits, evicted, dropped, updated;
 };
 
@@ -126,6 +128,7 @@ struct cache_volume {
 	unsigned id;
 	enum cache_mode mode;
 	bool tables;		/* lies below a format: only metadata is ever cached */
+	bool shared;		/* lies below several others, which do not keep what it keeps */
 	bool closing;
 	bool starting;		/* caching is about to begin: changes are announced */
 	uint32_t slots;		/* held by records and fills */

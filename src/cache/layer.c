@@ -27,8 +27,26 @@ struct read {
 	bool goes_on;
 };
 
+/* Invariant (6): a whole block was copied, from `pos` on of the request. */
+static void note_copy(struct read *q, uint64_t pos, enum mem_note note)
+{
+	struct cache *c = q->v->c;
+	uint64_t skip = pos - q->off;
+	int i = 0;
+
+	while (skip && skip >= q->iov[i].iov_len)
+		skip -= q->iov[i++].iov_len;
+	if (q->iov[i].iov_len - skip < c->block)
+		return;
+
+	uint32_t slot = mem_slot_at(&c->mem, (char *)q->iov[i].iov_base + skip);
+
+	if (slot != MEM_NONE && c->mem.owner[slot] == MEM_HELD)
+		c->mem.note[slot] = (uint8_t)note;
+}
+
 /* Copies what the block holds of the request from `pos` on. Returns where it ends. */
-static uint64_t copy_block(struct read *q, uint64_t pos, const char *data)
+static uint64_t copy_block(struct read *q, uint64_t pos, const char *data, enum mem_note note)
 {
 	struct cache *c = q->v->c;
 	uint64_t start = align_down(pos, c->block), stop = min(start + c->block, q->end);
@@ -39,6 +57,8 @@ static uint64_t copy_block(struct read *q, uint64_t pos, const char *data)
 		memcpy((char *)q->iov->iov_base + (pos - q->off), data + (pos - start), stop - pos);
 	else
 		iov_copy_in(q->iov, q->niov, pos - q->off, data + (pos - start), stop - pos);
+	if (unlikely(q->v->shared) && stop - pos == c->block)
+		note_copy(q, pos, note);
 	return stop;
 }
 
@@ -49,7 +69,7 @@ static uint64_t copy_record(struct read *q, uint64_t pos, uint32_t r)
 
 	record_hit(c, r, q->goes_on && block == q->v->last_block);
 	q->v->last_block = block;
-	return copy_block(q, pos, record_is_zero(&c->rec[r]) ? NULL : mem_addr(&c->mem, c->rec[r].slot & REC_SLOT));
+	return copy_block(q, pos, record_is_zero(&c->rec[r]) ? NULL : mem_addr(&c->mem, c->rec[r].slot & REC_SLOT), MEM_BELOW_HIT);
 }
 
 /* From a fill that is done. */
@@ -58,7 +78,7 @@ static uint64_t copy_fill(struct read *q, uint64_t pos, struct cache_fill *f)
 	struct cache *c = q->v->c;
 
 	for (uint64_t i = (pos >> c->shift) - f->first; i < f->n && pos < q->end; i++)
-		pos = copy_block(q, pos, mem_addr(&c->mem, f->slot[i]));
+		pos = copy_block(q, pos, mem_addr(&c->mem, f->slot[i]), MEM_BELOW);
 	q->v->last_block = (pos - 1) >> c->shift;
 	return pos;
 }
@@ -100,7 +120,7 @@ static co_fn int co_join(struct read *q, uint64_t *pos, struct cache_fill *f)
 	r = f->error;
 	own = r && f->ahead;
 	for (uint64_t i = first; i <= last && !r; i++)
-		*pos = copy_block(q, *pos, mem_addr(&c->mem, f->slot[i]));
+		*pos = copy_block(q, *pos, mem_addr(&c->mem, f->slot[i]), MEM_BELOW_HIT);
 	fill_put(f);
 	return own ? co_bypass(q, pos, min(q->end, align_down(*pos, c->block) + c->block)) : r;
 }
@@ -157,8 +177,12 @@ static co_fn int cache_co_read(struct disk *d, uint64_t off, uint64_t len, const
 	struct read q = { v, class, off, off + len, iov, niov, flags, false };
 	uint64_t first = off >> c->shift, last = (off + len - 1) >> c->shift;
 
-	if (!cache_allows(v, class) || (flags & DISK_BACKGROUND) || unlikely(last >> KEY_BLOCK_BITS))
+	if (!cache_allows(v, class) || (flags & (DISK_BACKGROUND | DISK_NOCACHE)) || unlikely(last >> KEY_BLOCK_BITS)) {
+		/* The volume's data is not to be cached, whoever would. A layer of tables or one that is not in use has no say in that. */
+		if (class == CACHE_DATA && v->mode != CACHE_ALL && !v->tables && !v->shared)
+			flags |= DISK_NOCACHE;
 		return co_disk_readv(d->file, off, iov, niov, flags);
+	}
 	v->count[class].requests++;
 	v->count[class].blocks += last - first + 1;
 	if (class == CACHE_DATA) {
@@ -432,8 +456,10 @@ static void make_curve(struct cache_volume *v)
 	cache_recompute(c);
 }
 
-static co_fn int co_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, bool tables, struct disk **ret,
-			   struct err *err)
+enum over { OVER_VOLUME, OVER_TABLES, OVER_SHARED };
+
+static co_fn int co_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, enum over over,
+			   struct disk **ret, struct err *err)
 {
 	struct cache_volume *v;
 	unsigned id = 0;
@@ -452,7 +478,8 @@ static co_fn int co_attach(struct cache *c, const char *name, struct disk *file,
 	v->c = c;
 	v->id = id;
 	v->mode = mode;
-	v->tables = tables;
+	v->tables = over == OVER_TABLES;
+	v->shared = over == OVER_SHARED;
 	v->last_block = UINT64_MAX;
 	for (unsigned i = 0; i < CACHE_CLASSES; i++)
 		v->head[i] = v->tail[i] = REC_NONE;
@@ -463,7 +490,7 @@ static co_fn int co_attach(struct cache *c, const char *name, struct disk *file,
 	v->disk.limits.max_io = 0;
 	v->disk.limits.max_zero = 0;
 	c->vol[id] = v;
-	if (!tables)
+	if (over == OVER_VOLUME)
 		make_curve(v);
 	co_second_attach(v);
 	co_shrink(c);
@@ -473,10 +500,15 @@ static co_fn int co_attach(struct cache *c, const char *name, struct disk *file,
 
 co_fn int co_cache_attach(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err)
 {
-	return co_attach(c, name, file, mode, false, ret, err);
+	return co_attach(c, name, file, mode, OVER_VOLUME, ret, err);
+}
+
+co_fn int co_cache_attach_shared(struct cache *c, const char *name, struct disk *file, struct disk **ret, struct err *err)
+{
+	return co_attach(c, name, file, CACHE_NONE, OVER_SHARED, ret, err);
 }
 
 co_fn int co_cache_attach_tables(struct cache *c, const char *name, struct disk *file, enum cache_mode mode, struct disk **ret, struct err *err)
 {
-	return co_attach(c, name, file, mode, true, ret, err);
+	return co_attach(c, name, file, mode, OVER_TABLES, ret, err);
 }

@@ -26,7 +26,7 @@ static uint32_t words(uint32_t chunks)
 
 uint64_t mem_bytes(uint32_t chunks, uint32_t block, uint32_t chunk_bytes)
 {
-	return chunks * sizeof(struct mem_chunk) + words(chunks) * sizeof(uint64_t) + (uint64_t)chunks * (chunk_bytes / block) * sizeof(uint32_t) + 64;
+	return chunks * sizeof(struct mem_chunk) + words(chunks) * sizeof(uint64_t) + (uint64_t)chunks * (chunk_bytes / block) * (sizeof(uint32_t) + 1) + 64;
 }
 
 int mem_init(struct cache_mem *m, void *book, uint32_t chunks, uint32_t block, uint32_t chunk_bytes)
@@ -46,6 +46,7 @@ int mem_init(struct cache_mem *m, void *book, uint32_t chunks, uint32_t block, u
 	m->roomy = book;
 	m->chunk = (struct mem_chunk *)(m->roomy + words(chunks));
 	m->owner = (uint32_t *)(m->chunk + chunks);
+	m->note = (uint8_t *)(m->owner + (uint64_t)chunks * m->per_chunk);
 	return 0;
 }
 
@@ -105,6 +106,7 @@ static uint32_t take(struct cache_mem *m, uint32_t i)
 	m->chunk[i].used++;
 	m->used++;
 	m->owner[slot] = MEM_HELD;
+	m->note[slot] = MEM_OWN;
 	if (m->chunk[i].free == MEM_NONE)
 		set_roomy(m, i, false);
 	return slot;

@@ -16,6 +16,9 @@
 struct budget_user;
 struct rt_bufpool;
 
+/* Whether another layer of the same cache keeps what was read into the slot, and how it came by it. */
+enum mem_note { MEM_OWN, MEM_BELOW, MEM_BELOW_HIT };
+
 struct mem_chunk {
 	uint32_t used;
 	uint32_t free;		/* the first free slot of the chunk, or MEM_NONE */
@@ -32,6 +35,7 @@ struct cache_mem {
 	uint32_t mapped, used;	/* chunks, slots */
 	struct mem_chunk *chunk;
 	uint32_t *owner;	/* of a used slot: a record, or MEM_HELD. Of a free one: MEM_FREE, and the next free slot of its chunk */
+	uint8_t *note;		/* of a slot that is MEM_HELD: an enum mem_note */
 	uint64_t *roomy;	/* a bit for each mapped chunk with a free slot */
 	struct rt_bufpool *area; /* known to the ring; NULL: not */
 	uint32_t hint;		/* no roomy chunk in a word below */
@@ -56,6 +60,14 @@ uint32_t mem_last_chunk(const struct cache_mem *m);
 static inline char *mem_addr(const struct cache_mem *m, uint32_t slot)
 {
 	return m->base + (uint64_t)slot * m->block;
+}
+
+/* The slot that begins there; MEM_NONE if it is not in this memory, or no slot's beginning. */
+static inline uint32_t mem_slot_at(const struct cache_mem *m, const char *p)
+{
+	uint64_t at = (uint64_t)(p - m->base);
+
+	return p >= m->base && at < (uint64_t)m->chunks * m->chunk_bytes && at % m->block == 0 ? (uint32_t)(at / m->block) : MEM_NONE;
 }
 
 static inline bool mem_is_used(const struct cache_mem *m, uint32_t slot)

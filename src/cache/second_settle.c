@@ -18,7 +18,7 @@
 static co_fn int co_ask(struct cache_volume *v, struct disk_identity *ret)
 {
 	/* What is cached of it: a format's file and what it makes of it are two things. */
-	const struct disk_identity role = { { v->tables, v->c->block, 0, 0 } };
+	const struct disk_identity role = { { v->tables + 2u * v->shared, v->c->block, 0, 0 } };
 	int r = co_disk_identity(v->disk.file, ret);
 
 	disk_identity_mix(ret, &role);

@@ -9,9 +9,9 @@
 
 static json_t *counters(const struct cache_counters *n)
 {
-	return json_pack("{sI sI sI sI sI sI sI sI sI sI}", "requests", (json_int_t)n->requests, "reads", (json_int_t)n->blocks,
+	return json_pack("{sI sI sI sI sI sI sI sI sI sI sI}", "requests", (json_int_t)n->requests, "reads", (json_int_t)n->blocks,
 			 "hits", (json_int_t)n->hits, "joined", (json_int_t)n->joined, "misses", (json_int_t)n->misses,
-			 "bypassed", (json_int_t)n->bypassed, "ghost_hits", (json_int_t)n->ghost_hits, "evicted", (json_int_t)n->evicted,
+			 "bypassed", (json_int_t)n->bypassed, "shared", (json_int_t)n->shared, "ghost_hits", (json_int_t)n->ghost_hits, "evicted", (json_int_t)n->evicted,
 			 "dropped", (json_int_t)n->dropped, "updated", (json_int_t)n->updated);
 }
 
@@ -44,7 +44,7 @@ static json_t *second_figures(const struct second *s)
 
 static json_t *volume_figures(const struct cache_volume *v)
 {
-	return json_pack("{ss sb so sI sI sI sI sI so so s{sI sI sI sb}}", "primarycache", cache_mode_name(v->mode), "tables", v->tables,
+	return json_pack("{ss sb sb so sI sI sI sI sI so so s{sI sI sI sb}}", "primarycache", cache_mode_name(v->mode), "tables", v->tables, "shared", v->shared,
 			 "second", second_of_volume(v),
 			 "bytes", (json_int_t)v->slots * v->c->block,
 			 "data_blocks", (json_int_t)v->records[CACHE_DATA], "metadata_blocks", (json_int_t)v->records[CACHE_METADATA],

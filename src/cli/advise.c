@@ -42,7 +42,7 @@ static double hit_share(json_t *v)
 {
 	json_t *d = json_object_get(v, "data");
 	json_int_t reads = json_integer_value(json_object_get(d, "reads"));
-	json_int_t hits = json_integer_value(json_object_get(d, "hits")) + json_integer_value(json_object_get(d, "joined")) -
+	json_int_t hits = json_integer_value(json_object_get(d, "hits")) + json_integer_value(json_object_get(d, "joined")) + json_integer_value(json_object_get(d, "shared")) -
 			  json_integer_value(json_object_get(json_object_get(v, "read_ahead"), "used"));
 
 	return reads > 0 && hits > 0 ? (double)hits / (double)reads : 0;
@@ -118,7 +118,7 @@ int cli_advise(int argc, char **argv)
 		struct curve c;
 		json_t *obj;
 
-		if (json_is_true(json_object_get(v, "tables")))
+		if (json_is_true(json_object_get(v, "tables")) || json_is_true(json_object_get(v, "shared")))
 			continue;
 		obj = ask_server(path, json_pack("{s:s, s:s}", "command", "cache-curve", "volume", name), &err);
 		if (!obj)

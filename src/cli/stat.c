@@ -56,11 +56,12 @@ static void take(json_t *stats, struct figures *f)
 	f->second_misses = number(second, "misses");
 	f->second_used = number(second, "used");
 	json_object_foreach(json_object_get(cache, "volumes"), name, v) {
-		for (int i = 0; i < 2; i++) {
+		/* What clones read of their base is among their own reads. */
+		for (int i = 0; i < 2 && !json_is_true(json_object_get(v, "shared")); i++) {
 			json_t *c = json_object_get(v, class[i]);
 
 			f->reads[i] += number(c, "reads");
-			f->hits[i] += number(c, "hits") + number(c, "joined");
+			f->hits[i] += number(c, "hits") + number(c, "joined") + number(c, "shared");
 		}
 		f->ahead += number(json_object_get(v, "read_ahead"), "blocks");
 	}

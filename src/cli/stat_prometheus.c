@@ -62,6 +62,7 @@ static void print_cache_volumes(json_t *volumes)
 		{ "weir_cache_hits_total", "Blocks found in memory.", "counter", "hits", 0 },
 		{ "weir_cache_joined_total", "Blocks that were on their way for another read.", "counter", "joined", 0 },
 		{ "weir_cache_misses_total", "Blocks that were not in memory.", "counter", "misses", 0 },
+		{ "weir_cache_shared_total", "Of them, in memory for another volume over the same image.", "counter", "shared", 0 },
 		{ "weir_cache_bypassed_total", "Misses that were not cached for want of room.", "counter", "bypassed", 0 },
 		{ "weir_cache_evicted_total", "Blocks that had to make room.", "counter", "evicted", 0 },
 	}, per_volume[] = {

@@ -135,6 +135,10 @@ static co_fn int co_cache_tables(void *arg, struct disk **d)
 	struct disk *layer;
 	unsigned i = 0;
 
+	if (g->shared.opening) {
+		co_shared_cache_tables(&g->shared, d);
+		return 0;
+	}
 	while (i < GRAPH_MAX_TABLES && g->tables[g->n][i])
 		i++;
 	snprintf(name, sizeof(name), "%s: tables %u", b->name, i);
@@ -194,9 +198,11 @@ static co_fn int co_open_volume(struct graph *g, const struct graph_config *c, u
 	memset(g->tables[g->n], 0, sizeof(g->tables[g->n]));
 	below = (struct below){ g, name, c->primarycache };
 	disk_set_below_format(g->cache ? co_cache_tables : NULL, &below);
+	disk_set_backing_open(co_shared_open, &g->shared);
 	if (ret >= 0)
 		ret = co_disk_open(c->disks[i], c->read_only ? 0 : DISK_OPEN_RDWR, &disk, err);
 	disk_set_below_format(NULL, NULL);
+	disk_set_backing_open(NULL, NULL);
 	if (ret < 0)
 		return ret;
 	g->opened[g->n] = disk;
@@ -244,6 +250,7 @@ co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct bu
 		ret = co_open_log(g, c, err);
 	if (!ret && c->cache_size)
 		ret = co_open_cache(g, c, budget, err);
+	shared_init(&g->shared, g->cache);
 	for (unsigned i = 0; i < c->ndisks && !ret; i++)
 		ret = co_open_volume(g, c, i, err);
 	if (ret < 0) {
@@ -252,6 +259,8 @@ co_fn int co_graph_open(struct graph *g, const struct graph_config *c, struct bu
 	}
 	for (unsigned i = 0; i < g->n && c->cache_device; i++)
 		graph_set_secondarycache(g, i, c->secondarycache);
+	if (c->cache_device)
+		shared_set_secondarycache(&g->shared, c->secondarycache);
 	if (g->cache)
 		co_cache_start_device(g->cache);
 	return 0;

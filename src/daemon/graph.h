@@ -10,6 +10,7 @@
 
 #include "blk/volume.h"
 #include "cache/cache.h"
+#include "daemon/shared.h"
 #include "wlog/wlog.h"
 
 #define GRAPH_MAX_VOLUMES WLOG_MAX_VOLUMES
@@ -36,8 +37,9 @@ struct graph_config {
 struct graph {
 	struct wlog *log;		/* NULL without */
 	struct cache *cache;		/* NULL without */
+	struct shared_images shared;	/* backing images, in common */
 	struct volume *volumes[GRAPH_MAX_VOLUMES];
-	struct disk *tables[GRAPH_MAX_VOLUMES][GRAPH_MAX_TABLES]; /* and those below its formats, of the image and its backing files */
+	struct disk *tables[GRAPH_MAX_VOLUMES][GRAPH_MAX_TABLES]; /* and those below its format */
 	struct disk *opened[GRAPH_MAX_VOLUMES]; /* what its DISK string says, below cache and log */
 	struct disk *cached[GRAPH_MAX_VOLUMES]; /* the cache's layer of each, inside its graph; NULL without */
 	unsigned n;

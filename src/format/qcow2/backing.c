@@ -85,7 +85,7 @@ static int make_opts(const struct qcow2_opts *o, const char *format, char **ret)
 }
 
 static co_fn int co_open_named(struct qcow2 *q, const struct qcow2_opts *o, const char *what, const char *name, const char *format, unsigned flags,
-			       struct disk **ret, struct err *err)
+			       bool backing, struct disk **ret, struct err *err)
 {
 	struct qcow2_opts with = *o;
 	char *opts = NULL, *text = NULL;
@@ -100,7 +100,7 @@ static co_fn int co_open_named(struct qcow2 *q, const struct qcow2_opts *o, cons
 	if (r)
 		err_errno(err, r, "%s", q->disk.name);
 	else
-		r = co_disk_open(text, flags, ret, err);
+		r = backing ? co_disk_open_backing(text, flags, ret, err) : co_disk_open(text, flags, ret, err);
 	if (r && text)
 		err_prefix(err, "%.100s: %s", q->disk.name, what);
 	free(opts);
@@ -122,7 +122,8 @@ static co_fn int co_open_backing(struct qcow2 *q, const struct qcow2_opts *o, un
 			       q->disk.name, q->h.backing_file);
 	if (strcmp(format, "raw") && strcmp(format, "qcow2"))
 		return err_set(err, -ENOTSUP, "%s: its backing file has format \"%.20s\"; raw and qcow2 can be opened", q->disk.name, format);
-	return co_open_named(q, o, "backing file", q->h.backing_file, format, (flags & DISK_OPEN_NOLOCK) | (o->depth + 1) * DISK_OPEN_CHAIN, &q->backing, err);
+	return co_open_named(q, o, "backing file", q->h.backing_file, format, (flags & DISK_OPEN_NOLOCK) | (o->depth + 1) * DISK_OPEN_CHAIN, true,
+			     &q->backing, err);
 }
 
 static co_fn int co_open_data_file(struct qcow2 *q, const struct qcow2_opts *o, unsigned flags, struct err *err)
@@ -134,7 +135,7 @@ static co_fn int co_open_data_file(struct qcow2 *q, const struct qcow2_opts *o, 
 		return 0;
 	if (!q->h.data_file)
 		return err_set(err, -EINVAL, "%s: has a data file and does not name it", q->disk.name);
-	ret = co_open_named(q, o, "data file", q->h.data_file, "raw", flags & (DISK_OPEN_RDWR | DISK_OPEN_NOLOCK), &data, err);
+	ret = co_open_named(q, o, "data file", q->h.data_file, "raw", flags & (DISK_OPEN_RDWR | DISK_OPEN_NOLOCK), false, &data, err);
 	if (ret)
 		return ret;
 	if (data->size < q->h.size && (flags & DISK_OPEN_RDWR)) {
