@@ -13,11 +13,13 @@
 #include "cli/image.h"
 #include "cli/image_qcow2.h"
 #include "util/bytes.h"
+#include "util/log.h"
 #include "util/size.h"
 
 struct resize_args {
 	const char *image, *format, *text;
 	bool shrink, json, quiet;
+	bool bitmaps;		/* that are to be kept */
 	uint64_t size;
 };
 
@@ -38,8 +40,9 @@ static int find_size(struct resize_args *a, uint64_t have, struct err *err)
 }
 
 /* What cannot be resized though the driver could: as QEMU refuses it. */
-static co_fn int co_refuse_qcow2(struct resize_args *a, struct err *err)
+static co_fn int co_refuse_qcow2(struct resize_args *a, struct image_job *job, struct err *err)
 {
+	struct resize_args want = *a;
 	enum image_format format;
 	struct qcow2_img img = { 0 };
 	struct disk *file;
@@ -59,9 +62,32 @@ static co_fn int co_refuse_qcow2(struct resize_args *a, struct err *err)
 			     "\"qemu-img amend -o compat=1.1\"", a->image);
 	if (!rc)
 		rc = co_qcow2_img_read_bitmaps(&img, err);
-	if (!rc && img.n_bm)
-		rc = err_set(err, -ENOTSUP, "%s: has persistent bitmaps (\"%.60s\"), which would not fit its new size; remove them with \"qemu-img bitmap --remove\"",
-			     a->image, img.bm[0].name);
+	a->bitmaps = !rc && img.n_bm;
+	if (!rc)
+		rc = find_size(&want, img.h.size, err);
+	if (!rc)
+		rc = co_qcow2_bitmaps_can_fit(&img, align_up(want.size, 512), &job->cancelled, err);
+	qcow2_img_close(&img);
+	co_disk_close(file);
+	return rc;
+}
+
+/* The size has changed. Not to be interrupted: the bitmaps would be lost. */
+static co_fn int co_keep_bitmaps(struct resize_args *a, uint64_t old, struct err *err)
+{
+	enum image_format format;
+	struct qcow2_img img = { 0 };
+	struct disk *file;
+	int64_t used;
+	int rc = co_image_open_file(a->image, a->format, DISK_OPEN_RDWR, &format, &file, &used, err);
+
+	if (rc)
+		return rc;
+	rc = co_qcow2_img_open(&img, file, a->image, QCOW2_PARSE_LAX, err);
+	if (!rc)
+		rc = co_qcow2_bitmaps_fit(&img, old, NULL, err);
+	if (rc)
+		err_prefix(err, "the size was changed, and its bitmaps were lost");
 	qcow2_img_close(&img);
 	co_disk_close(file);
 	return rc;
@@ -97,15 +123,20 @@ static co_fn int co_resize(struct image_job *job, struct err *err)
 		return rc;
 	rc = image_take_format(spec, a->format, &format, err);
 	if (!rc)
-		rc = co_refuse_qcow2(a, err);
+		rc = co_refuse_qcow2(a, job, err);
 	if (!rc)
 		rc = image_set_format(spec, format, err);
+	/* The driver would warn that it does not keep them. */
+	if (!rc && a->bitmaps)
+		log_set_level(LOG_ERROR);
 	if (!rc)
 		rc = co_disk_open_spec(spec, DISK_OPEN_RDWR, &d, err);
 	if (!rc)
 		rc = co_change(a, d, &old, err);
 	co_disk_close(d);
 	disk_spec_free(spec);
+	if (!rc && a->bitmaps)
+		rc = co_keep_bitmaps(a, old, err);
 	if (!rc && a->json)
 		return image_print_json(json_pack("{s:s, s:s, s:I, s:I}", "filename", a->image, "format", image_format_names[format], "virtual-size",
 						  (json_int_t)a->size, "former-size", (json_int_t)old));

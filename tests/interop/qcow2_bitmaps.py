@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""Persistent bitmaps: listed, kept where the contents stay as they are, and never believed after a write that did not note itself in them.
+"""Persistent bitmaps: listed, kept where the contents stay as they are and where the disk gets another size, and never believed after a write that did not note itself in them.
 
 usage: qcow2_bitmaps.py WEIR
 """
@@ -93,10 +93,72 @@ def snapshots_keep_them_while_they_are_true():
           "%s %s" % (bitmaps("qemu"), qemu_check("b.qcow2")))
 
 
-def damage_and_resize():
+def dirty(image, name):
+    """What the bitmap says, by qemu-nbd: (from, length) of what is marked."""
+    h = nbd.NBD()
+    h.add_meta_context("qemu:dirty-bitmap:" + name)
+    h.connect_systemd_socket_activation(["qemu-nbd", "-r", "-f", "qcow2", "-B", name, image])
+    found, at = [], 0
+
+    def extent(context, offset, entries, error):
+        nonlocal at
+        for length, flags in zip(entries[::2], entries[1::2]):
+            if flags & 1 and found and sum(found[-1]) == at:
+                found[-1][1] += length
+            elif flags & 1:
+                found.append([at, length])
+            at += length
+
+    while at < h.get_size():
+        h.block_status(min(h.get_size() - at, 1 << 30), at, extent)
+    h.shutdown()
+    return found
+
+
+def resized_as_qemu_does_it():
+    """Step by step, on two copies: the same bitmaps, of the same contents."""
     make()
+    qemu_img("bitmap", "-f", "qcow2", "--add", "-g", "512", "b.qcow2", "fine")
+    # Enough for a whole cluster of a bitmap, which is then not there as such.
+    qemu_io("b.qcow2", *["write -q -z -u %dM 1M" % i for i in range(8)])
+    shutil.copy("b.qcow2", "q.qcow2")
+    before = dirty("b.qcow2", "fine")
+    check("all is marked", before == [[0, 8 << 20]], before)
+    for size in ("300M", "8193K", "512", "40M"):
+        weir("resize", "-q", "--shrink", "b.qcow2", size)
+        qemu_img("resize", "-q", "--shrink", "q.qcow2", size)
+        clean("clean for QEMU at " + size, "b.qcow2")
+        status, w = weir_check("b.qcow2")
+        check("clean for weir at " + size, status == 0, w)
+        check("all are kept at " + size, names("weir") == ["fine", "one", "two"] and not any("in-use" in b["flags"] for b in bitmaps("weir")), bitmaps("weir"))
+        for name in ("one", "fine"):
+            mine, theirs = dirty("b.qcow2", name), dirty("q.qcow2", name)
+            check("%s at %s marks what QEMU's marks" % (name, size), mine == theirs, "%s %s" % (mine, theirs))
+
+
+def resize_refuses_what_qemu_refuses():
+    make()
+    t = Tables("b.qcow2")
+    at = open("b.qcow2", "rb").read(4096).find(bytes.fromhex("23852875"))
+    directory = t.get(at + 24)
+    flags = t.get(directory + 12, 4)
+    t.put(directory + 12, flags | 1, 4)
+    before = open("b.qcow2", "rb").read()
+    shutil.copy("b.qcow2", "q.qcow2")
     p = run(WEIR, "image", "resize", "b.qcow2", "16M")
-    check("a resize is refused", p.returncode == 1 and "bitmap" in p.stderr and len(p.stderr.splitlines()) == 1, p.stderr)
+    check("an inconsistent one", p.returncode == 1 and "inconsistent" in p.stderr and len(p.stderr.splitlines()) == 1, p.stderr)
+    check("QEMU does, too", run("qemu-img", "resize", "-q", "q.qcow2", "16M").returncode != 0)
+    t.put(directory + 12, flags, 4)
+    t.set_refcount(t.l1, 0)
+    p = run(WEIR, "image", "resize", "b.qcow2", "16M")
+    check("damage", p.returncode == 1 and "damaged" in p.stderr and len(p.stderr.splitlines()) == 1, p.stderr)
+    t.set_refcount(t.l1, 1)
+    t.put(directory + 12, flags | 1, 4)
+    check("and changes nothing", open("b.qcow2", "rb").read() == before)
+
+
+def damage():
+    make()
     head = open("b.qcow2", "rb").read(4096)
     at = head.find(bytes.fromhex("23852875"))
     t = Tables("b.qcow2")
@@ -112,6 +174,6 @@ def damage_and_resize():
 
 
 if __name__ == "__main__":
-    need("qemu-img", "qemu-io")
+    need("qemu-img", "qemu-io", "qemu-nbd")
     sys.exit(run_tests([they_are_listed_as_qemu_lists_them, who_does_not_write_keeps_them, who_writes_makes_them_inconsistent,
-                       snapshots_keep_them_while_they_are_true, damage_and_resize], folders=True))
+                       snapshots_keep_them_while_they_are_true, resized_as_qemu_does_it, resize_refuses_what_qemu_refuses, damage], folders=True))

@@ -9,7 +9,7 @@
  *   check_commit.c  new refcount structures, put in force by one write of the header
  *   snapshot.c      the snapshot table
  *   snapshot_edit.c create, apply, delete
- *   bitmap.c        the bitmap directory
+ *   bitmap.c        the bitmap directory; bitmap_resize.c: bitmaps of a disk that gets another size
  *
  * Memory is bounded whatever the image says: two tables of a cluster, the refcount table (8 MiB), the snapshot table (64 MiB and its
  * like in memory), the bitmap directory (72 MiB), each only as far as the file reaches; and two bytes for each cluster of a window of at most QCOW2_WINDOW
@@ -97,6 +97,16 @@ co_fn int co_qcow2_snapshot(struct qcow2_img *img, enum qcow2_snap_op op, const 
 /* Fills img->bm if the header has bitmaps that are in force. */
 co_fn int co_qcow2_img_read_bitmaps(struct qcow2_img *img, struct err *err);
 void qcow2_bms_free(struct qcow2_img *img);
+
+/* --- bitmap_resize.c --- */
+
+/* Whether the bitmaps, which have been read, can be kept when the disk gets this size; nothing is built on damage. */
+co_fn int co_qcow2_bitmaps_can_fit(struct qcow2_img *img, uint64_t size, const bool *stop, struct err *err);
+/*
+ * Makes the bitmaps that the image had before its disk was resized fit, and puts them in force again. The image is fresh from co_qcow2_img_open(), with
+ * QCOW2_PARSE_LAX.
+ */
+co_fn int co_qcow2_bitmaps_fit(struct qcow2_img *img, uint64_t old_size, const bool *stop, struct err *err);
 
 /* --- check_walk.c --- */
 
