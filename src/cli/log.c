@@ -142,7 +142,7 @@ static const char *wall_text(uint64_t wall_ns, char *buf, size_t size)
 
 bool log_is_dirty(const struct wlog_volume_info *v)
 {
-	return v->dirty_bytes || v->dirty_since_wall_ns;
+	return v->dirty;
 }
 
 const char *log_dirty_text(const struct wlog_volume_info *v, char *buf, size_t size)

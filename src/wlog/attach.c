@@ -87,7 +87,7 @@ static co_fn int co_mark_read(struct disk *image, struct mark *m, bool *ret_has_
 	return 0;
 }
 
-/* "on host h, which was closed 2 h ago with 12 MiB of dirty data, the oldest 3 h old" */
+/* "on host h, which was closed 2 h ago with 12 MiB not in the image (the oldest 3 h old)" */
 static const char *describe_mark(const struct mark *m, char buf[static 192])
 {
 	uint64_t now = rt_wall_ns() / NS_PER_S;
@@ -100,8 +100,8 @@ static const char *describe_mark(const struct mark *m, char buf[static 192])
 	else if (m->dirty < 0)
 		snprintf(buf, 192, "on host %s, which has it open, or did not close it: since %s, how much is dirty only that log tells", m->host, at);
 	else
-		snprintf(buf, 192, "on host %s, which was closed %s ago with %s of dirty data, the oldest %s old", m->host, at,
-			 size_format(m->dirty, size), since);
+		snprintf(buf, 192, "on host %s, which was closed %s ago with %s not in the image (the oldest %s old)", m->host, at,
+			 wl_dirty_text(m->dirty, size), since);
 	return buf;
 }
 
@@ -131,7 +131,7 @@ uint32_t wl_volume_flags(const struct wlog_volume *v)
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec)
 {
 	/* Never back: what is below it may be another volume's, or discarded, and on its way into the log as a copy. */
-	if (v->map.entries == 0 && list_empty(&v->fifo))
+	if (!wl_is_dirty(v))
 		rec->floor_seq = max(rec->floor_seq, v->w->applied_seq + 1);
 	rec->dirty = wl_dirty_bytes(v);
 	rec->dirty_since = v->dirty_since;
@@ -142,18 +142,13 @@ void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec)
 		rec->stamp_wall = rt_wall_ns();
 }
 
-static bool is_dirty(const struct wlog_volume *v)
-{
-	return v->map.entries > 0 || !list_empty(&v->fifo);
-}
-
-/* "12 MiB, the oldest 3 min old" */
+/* "12 MiB not in the image (the oldest 3 min old)" */
 static const char *describe_dirty(const struct wlog_volume *v, char buf[static 96])
 {
 	char size[16], age[16];
 	uint64_t now = rt_wall_ns();
 
-	snprintf(buf, 96, "%s of dirty data, the oldest %s old", size_format(wl_dirty_bytes(v), size),
+	snprintf(buf, 96, "%s not in the image (the oldest %s old)", wl_dirty_text(wl_dirty_bytes(v), size),
 		 duration_format(v->dirty_since && now > v->dirty_since ? now - v->dirty_since : 0, age));
 	return buf;
 }
@@ -230,7 +225,7 @@ static struct wlog_volume *new_volume(struct wlog *w, const char *name, struct d
 	if (slot == WLOG_MAX_VOLUMES) {
 		/* A clean volume that nobody has attached gives its place up. */
 		for (slot = 0; slot < WLOG_MAX_VOLUMES; slot++) {
-			if (!w->by_slot[slot]->attached && !is_dirty(w->by_slot[slot])) {
+			if (!w->by_slot[slot]->attached && !wl_is_dirty(w->by_slot[slot])) {
 				free_slot(w->by_slot[slot]);
 				break;
 			}
@@ -307,7 +302,7 @@ static int take_name(struct wlog *w, const struct wlog_volume *v, const char *na
 
 		if (!o || o == v || strcmp(w->sb.vol[slot].name, name))
 			continue;
-		if (o->attached || is_dirty(o))
+		if (o->attached || wl_is_dirty(o))
 			return err_set(err, -EEXIST, "volume %s: the write log has data of another image, %s, under this name; use another --name", name,
 				       w->sb.vol[slot].image);
 		free_slot(o);
@@ -347,13 +342,13 @@ static co_fn int co_identify(struct wlog *w, const char *name, struct disk *imag
 			       "the log device is an old copy or a mirror side that was left behind; use the newer one, or give it up with "
 			       "--discard-log", image->name, (unsigned long long)m.generation,
 			       (unsigned long long)w->sb.vol[v->slot].generation);
-	if (v && is_dirty(v) && !config->force_replay) {
+	if (v && wl_is_dirty(v) && !config->force_replay) {
 		r = co_check_dirty(v, image, &m, *ret_has_place, err);
 		if (r < 0)
 			return r;
 	}
 	/* What --force-replay cannot mean: bytes beyond the image. */
-	if (v && is_dirty(v) && w->sb.vol[v->slot].size > image->size)
+	if (v && wl_is_dirty(v) && w->sb.vol[v->slot].size > image->size)
 		return err_set(err, -EINVAL, "%s: is smaller than the %llu bytes that the write log's volume %s has", image->name,
 			       (unsigned long long)w->sb.vol[v->slot].size, w->sb.vol[v->slot].name);
 	if (!v)
@@ -570,7 +565,7 @@ static co_fn int co_drain(struct wlog_volume *v, void (*progress)(void *, uint64
 	for (;;) {
 		/* What is brought forward just now is no longer needed when it is applied, and back in the map all the same. */
 		r = co_wl_commit_upto(v->w, v->last_seq);
-		if (r < 0 || !(is_dirty(v) || v->fresh.entries))
+		if (r < 0 || !(wl_is_dirty(v) || v->fresh.entries))
 			break;
 		if (cancel && *cancel)
 			r = -ECANCELED;

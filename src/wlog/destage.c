@@ -29,11 +29,6 @@ void wl_destage_kick(struct wlog_volume *v)
 	co_queue_wake_all(&v->destage_wake);
 }
 
-static bool is_dirty(const struct wlog_volume *v)
-{
-	return v->map.entries > 0 || !list_empty(&v->fifo);
-}
-
 /* Says in the superblock that the image's stamp is going to move, before it does. */
 static co_fn int co_begin(struct wlog_volume *v)
 {
@@ -62,7 +57,7 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 	struct wlog *w = v->w;
 
 	v->destaged_bytes += bytes;
-	v->dirty_since = is_dirty(v) ? max(v->dirty_since, since) : 0;
+	v->dirty_since = wl_is_dirty(v) ? max(v->dirty_since, since) : 0;
 	w->clean_spent = 0;
 	wl_advance_tail(w);
 	wl_wake_space(w);
@@ -89,7 +84,7 @@ static void report_stall(struct wlog_volume *v, int error)
 	if (error == -EBADMSG) {
 		log_error("volume %s: a record of the write log is damaged; its destaging stops, and what is dirty (%s) stays "
 			  "in the log: see `weir log check`; all but what is damaged can be had with `weir log drain --ignore-damage`",
-			  v->w->sb.vol[v->slot].name, size_format(wl_dirty_bytes(v), size));
+			  v->w->sb.vol[v->slot].name, wl_dirty_text(wl_dirty_bytes(v), size));
 		v->damaged = true;
 	} else if (v->log_unreadable) {
 		report_unreadable(v);
@@ -97,7 +92,7 @@ static void report_stall(struct wlog_volume *v, int error)
 	} else if (!v->stalled) {
 		log_error("%s: cannot destage volume %s (%s); %s stay in the write log, and it is tried again every second",
 			  v->disk.file->name, v->w->sb.vol[v->slot].name, strerror(-error),
-			  size_format(wl_dirty_bytes(v), size));
+			  wl_dirty_text(wl_dirty_bytes(v), size));
 	}
 	v->stalled = true;
 	wl_kick_ticker(v->w);
@@ -264,7 +259,7 @@ static bool is_due(struct wlog_volume *v, uint64_t *ret_at)
 	uint64_t now = rt_wall_ns(), due = v->dirty_since + w->config.destage_delay_ns;
 
 	*ret_at = UINT64_MAX;
-	if (!is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining && !w->draining))
+	if (!wl_is_dirty(v) || w->failed || v->damaged || (w->config.no_destage && !v->draining && !w->draining))
 		return false;
 	if (wl_is_urgent(v) || now >= due || now < v->dirty_since)	/* a clock that was put back */
 		return true;

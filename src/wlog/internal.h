@@ -239,11 +239,12 @@ int wl_append_init(struct wlog *w);
 void wl_append_fini(struct wlog *w);
 struct wl_batch *wl_batch_get(struct wlog *w);
 void wl_batch_put(struct wlog *w, struct wl_batch *b);
-/*
- * Appends one request as one atomic group. `iov` may be NULL (zero, discard). Waits for room; 0 or -errno. `ret_seq` is the batch whose application makes it durable.
- */
 /* Seals the open batch if there is one. */
 void wl_seal(struct wlog *w);
+/*
+ * Appends one request as one atomic group. `iov` may be NULL (zero, discard). Waits for room; 0 or -errno. `ret_seq` is the batch whose application
+ * makes it durable.
+ */
 co_fn int co_wl_append(struct wlog_volume *v, uint8_t type, uint64_t off, uint64_t len, const struct iovec *iov,
 		       int niov, uint64_t *ret_seq);
 /*
@@ -280,7 +281,11 @@ void wl_wake_space(struct wlog *w);
 void wl_advance_tail(struct wlog *w);
 /* Copies forward what pins the tail. */
 co_fn void co_wl_clean(struct wlog *w);
+/* Room that dirty data takes. 0 does not mean clean: zeroes, and what a discard left, take none. */
 uint64_t wl_dirty_bytes(const struct wlog_volume *v);
+bool wl_is_dirty(const struct wlog_volume *v);
+/* What a message calls that of a volume that is dirty: "12 MiB", or "zeroes". */
+const char *wl_dirty_text(uint64_t bytes, char buf[static 16]);
 
 /* read.c */
 /* Copies or reads a piece of a record into `dst`, verified. -EBADMSG: damaged. */

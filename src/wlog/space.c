@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "util/bytes.h"
+#include "util/size.h"
 #include "wlog/internal.h"
 
 #define THROTTLE_SCALE_NS 200000ull
@@ -76,6 +77,16 @@ uint64_t wl_quota(const struct wlog_volume *v)
 uint64_t wl_dirty_bytes(const struct wlog_volume *v)
 {
 	return max(v->map.bytes, v->fifo_bytes);
+}
+
+bool wl_is_dirty(const struct wlog_volume *v)
+{
+	return v->map.entries > 0 || !list_empty(&v->fifo);
+}
+
+const char *wl_dirty_text(uint64_t bytes, char buf[static 16])
+{
+	return bytes ? size_format(bytes, buf) : strcpy(buf, "zeroes");
 }
 
 unsigned wl_fill_permille(const struct wlog_volume *v)

@@ -54,8 +54,8 @@ static co_fn int co_check_unused(struct disk *d, struct err *err)
 			since = sb->vol[i].dirty_since;
 	}
 	if (r == 0 && since)
-		r = err_set(err, -EEXIST, "%s: holds a write log with %s of dirty data, the oldest %s old; drain it with `weir log drain`, or give it up "
-			    "with --force", d->name, size_format(dirty, size), duration_format(rt_wall_ns() - since, age));
+		r = err_set(err, -EEXIST, "%s: holds a write log with %s not in an image (the oldest %s old); drain it with `weir log drain`, or give it up "
+			    "with --force", d->name, wl_dirty_text(dirty, size), duration_format(rt_wall_ns() - since, age));
 	else
 		r = 0;
 out:
@@ -562,6 +562,7 @@ int wlog_get_volume(const struct wlog *w, unsigned index, struct wlog_volume_inf
 			.lost_bytes = v->lost_bytes,
 			.destage = v->config.destage,
 			.mode = v->config.mode,
+			.dirty = wl_is_dirty(v),
 			.dirty_bytes = wl_dirty_bytes(v),
 			.volatile_bytes = v->fresh_bytes,
 			.dirty_since_wall_ns = v->dirty_since,
@@ -581,17 +582,17 @@ static json_t *volume_json(const struct wlog_volume_info *v)
 {
 	char uuid[37];
 
-	return json_pack("{s:s, s:s, s:s, s:I, s:b, s:b, s:b, s:o, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s}",
+	return json_pack("{s:s, s:s, s:s, s:I, s:b, s:b, s:b, s:o, s:I, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:s}",
 		"name", v->name, "uuid", uuid_format(&v->uuid, uuid), "image", v->image, "size", (json_int_t)v->size,
 		"attached", v->attached, "stalled", v->stalled, "damaged", v->damaged,
 		"unreadable", v->bad_len ? json_pack("{s:I, s:I}", "offset", (json_int_t)v->bad_off, "length", (json_int_t)v->bad_len) : json_null(),
 		"lost_bytes", (json_int_t)v->lost_bytes,
 		"destage", v->destage == WLOG_DESTAGE_ORDERED ? "ordered" : "merged",
 		"logmode", v->mode == WLOG_MODE_WRITE ? "write" : "flush",
-		"dirty_bytes", (json_int_t)v->dirty_bytes, "volatile_bytes", (json_int_t)v->volatile_bytes,
+		"dirty", v->dirty, "dirty_bytes", (json_int_t)v->dirty_bytes, "volatile_bytes", (json_int_t)v->volatile_bytes,
 		"dirty_since_ns", (json_int_t)v->dirty_since_wall_ns, "quota", (json_int_t)v->quota,
 		"records", (json_int_t)v->records, "destaged_bytes", (json_int_t)v->destaged_bytes,
-		"if_log_lost", v->dirty_since_wall_ns == 0 ? "nothing is lost" :
+		"if_log_lost", !v->dirty ? "nothing is lost" :
 			v->destage == WLOG_DESTAGE_ORDERED ? "the image is as of a completed flush" :
 							     "the image may be a mixture of old and new");
 }

@@ -144,7 +144,8 @@ struct wlog_volume_info {
 	uint64_t lost_bytes;	/* left out as the operator chose */
 	enum wlog_destage destage;
 	enum wlog_mode mode;
-	uint64_t dirty_bytes;	/* in the log and not in the image */
+	bool dirty;		/* something is in the log and not in the image */
+	uint64_t dirty_bytes;	/* the room that it takes; zeroes, and what a discard left, take none */
 	uint64_t volatile_bytes; /* acknowledged from memory, not in the log yet */
 	uint64_t dirty_since_wall_ns; /* of the oldest; 0 if clean */
 	uint64_t quota;

@@ -339,7 +339,7 @@ def the_image_names_its_log_and_one_that_is_elsewhere_is_refused():
     host = os.uname().nodename
     for options in (other, ("--name", "v", disk)):
         p = refused(*options)
-        require("on host " + host in p and "KiB of dirty data" in p and "closed" in p, p)
+        require("on host " + host in p and "KiB not in the image" in p and "closed" in p, p)
     with Serve(*mine) as w:                 # nobody was there meanwhile
         Writer(w, writer.have).verify()
         until("the log is empty", lambda: w.dirty() == 0)
