@@ -182,6 +182,8 @@ def test_dirty_zeroes():
     s.end(signal.SIGKILL)
     check("status shows that zeroes are dirty", "zeroes dirty since" in works("status", "a.log"))
     refused(["nothing was dropped", "--force"], "discard", "a.log", same=["a.log"])
+    shutil.copyfile("vm.raw", "copy.raw")
+    refused(["copy.raw: carries no mark", "holds zeroes not in the image"], "drain", "--image", "vm=copy.raw", "a.log", same=["copy.raw"])
     works("drain", "a.log")
     with open("vm.raw", "rb") as f:
         check("a drained image holds the zeroes", f.read(MIB) == b"x" * 4096 + bytes(65536) + b"x" * (MIB - 65536 - 4096))
