@@ -47,8 +47,6 @@ static void slot_free(struct rbd_slot *s)
 
 static void slot_completed(struct rbd_slot *s, ssize_t result)
 {
-	struct rbd_disk *r = s->r;
-
 	if (s->wait) {
 		s->wait->result = result;
 		s->wait->done = true;
