@@ -139,6 +139,15 @@ co_fn int co_call(struct rt *target, int (*fn)(void *arg), void *arg);
 void rt_hold(struct rt *rt);
 void rt_release(struct rt *rt);
 
+/*
+ * A reactor on a thread of its own, which runs until rt_thread_end(). The thread takes no signals but those that a fault raises. `at_end(arg)` is called on it after the
+ * loop: what belongs to the reactor is given back there, and the reactor destroyed, also if the thread was never started. A loop that fails ends the process. -EAGAIN.
+ */
+struct rt_thread;
+int rt_thread_start(struct rt *rt, const char *name, void (*at_end)(void *arg), void *arg, struct rt_thread **ret);
+/* Waits until all coroutines there have returned. On no reactor. NULL is fine. */
+void rt_thread_end(struct rt_thread *t);
+
 /* Runs the blocking function fn(arg) on a worker thread and returns its result. On a simulated reactor it runs in place after a virtual delay. */
 co_fn int co_offload(int (*fn)(void *arg), void *arg);
 

@@ -306,6 +306,68 @@ static void a_simulated_reactor_has_a_mailbox_too(void)
 	on_sim(1, co_posts_home, NULL);
 }
 
+/* Threads of reactors */
+
+static unsigned ended_here;
+
+static void destroy_here(void *arg)
+{
+	rt_destroy(arg);
+	ended_here++;
+}
+
+static co_fn int co_signals_are_blocked(void *arg)
+{
+	sigset_t set;
+
+	CHECK(rt_self() == arg);
+	CHECK(!pthread_sigmask(SIG_SETMASK, NULL, &set));
+	CHECK(sigismember(&set, SIGTERM) && sigismember(&set, SIGALRM));
+	CHECK(!sigismember(&set, SIGSEGV) && !sigismember(&set, SIGBUS) && !sigismember(&set, SIGSYS));
+	return 7;
+}
+
+static co_fn void co_sleeps_there(void *arg)
+{
+	co_sleep_ns(5000000);
+	++*(unsigned *)arg;
+}
+
+static co_fn int co_leaves_work(void *arg)
+{
+	return co_spawn("sleeper", co_sleeps_there, arg);
+}
+
+static struct rt *threaded[3];
+static unsigned slept[3];
+
+static co_fn void co_uses_threads(void *arg)
+{
+	for (int i = 0; i < 3; i++) {
+		CHECK_EQ(co_call(threaded[i], co_signals_are_blocked, threaded[i]), 7);
+		CHECK_EQ(co_call(threaded[i], co_leaves_work, &slept[i]), 0);
+	}
+}
+
+static void a_reactor_on_a_thread_ends_when_told_and_idle(void)
+{
+	struct rt *rt = make_rt(NULL);
+	struct rt_thread *t[3];
+
+	for (int i = 0; i < 3; i++) {
+		threaded[i] = make_rt(NULL);
+		CHECK_EQ(rt_thread_start(threaded[i], "peer", destroy_here, threaded[i], &t[i]), 0);
+	}
+	CHECK_EQ(rt_run(rt, co_uses_threads, NULL), 0);
+	for (int i = 0; i < 3; i++) {
+		rt_thread_end(t[i]);
+		CHECK_EQ(ended_here, i + 1u);
+		CHECK_EQ(slept[i], 1u);
+	}
+	rt_thread_end(NULL);
+	rt_destroy(rt);
+}
+
 int main(void)
 {
 	RUN(posts_of_each_thread_arrive_once_and_in_order);
@@ -314,5 +376,6 @@ int main(void)
 	RUN(a_call_runs_there_and_returns_its_result);
 	RUN(a_call_to_a_reactor_without_room_says_so);
 	RUN(a_simulated_reactor_has_a_mailbox_too);
+	RUN(a_reactor_on_a_thread_ends_when_told_and_idle);
 	return 0;
 }
