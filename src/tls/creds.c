@@ -183,7 +183,7 @@ static struct tls_creds *creds_new(bool server, struct err *err)
 		err_set(err, -ENOMEM, "TLS: out of memory");
 		return NULL;
 	}
-	c->refs = 1;
+	c->refs = (struct rt_ref)RT_REF_INIT;
 	c->server = server;
 	co_sem_init(&c->slots, HANDSHAKE_SLOTS);
 	return c;
@@ -313,7 +313,7 @@ int tls_creds_load_client(const struct tls_client_config *config, struct tls_cre
 
 void tls_creds_free(struct tls_creds *c)
 {
-	if (!c || --c->refs)
+	if (!c || !rt_ref_put(&c->refs))
 		return;
 	if (c->priority)
 		gnutls_priority_deinit(c->priority);

@@ -4,6 +4,7 @@
 
 #include <gnutls/gnutls.h>
 
+#include "rt/ref.h"
 #include "rt/sync.h"
 #include "tls/tls.h"
 
@@ -18,7 +19,7 @@ struct tls_psk {
 };
 
 struct tls_creds {
-	unsigned refs;		/* the owner's and the sessions' */
+	struct rt_ref refs;	/* the owner's and the sessions', which may have moved to other reactors */
 	bool server, verify_peer;
 	bool has_cert;
 	char *hostname;

@@ -127,7 +127,7 @@ int tls_create(struct tls_creds *creds, const struct tls_io *io, struct tls **re
 	if (!t)
 		return -ENOMEM;
 	t->creds = creds;
-	creds->refs++;
+	rt_ref_get(&creds->refs);
 	t->io = *io;
 	t->in = malloc(IN_SIZE);
 	t->out = malloc(OUT_SIZE);
