@@ -236,11 +236,10 @@ co_fn int co_q2_table_get(struct qcow2 *q, struct q2_cache *c, uint64_t off, voi
 
 /* --- Writing --- */
 
-static const struct q2_cache *sorting;
-
-static int by_offset(const void *a, const void *b)
+static int by_offset(const void *a, const void *b, void *cache)
 {
-	uint64_t x = sorting->slot[*(const uint32_t *)a].off, y = sorting->slot[*(const uint32_t *)b].off;
+	const struct q2_cache *c = cache;
+	uint64_t x = c->slot[*(const uint32_t *)a].off, y = c->slot[*(const uint32_t *)b].off;
 
 	return x < y ? -1 : x > y;
 }
@@ -261,8 +260,7 @@ uint32_t q2_cache_snapshot(struct q2_cache *c, bool shadow)
 			memcpy(c->shadow + (uint64_t)i * c->block, c->data + (uint64_t)i * c->block, c->block);
 	}
 	c->ndirty = 0;
-	sorting = c;
-	qsort(c->order, n, sizeof(*c->order), by_offset);
+	qsort_r(c->order, n, sizeof(*c->order), by_offset, c);
 	return n;
 }
 
