@@ -48,16 +48,15 @@ static co_fn int co_option_error(struct nbd_conn *c, const struct option *o, uin
 
 /* --- What an export is like --- */
 
-static uint16_t transmission_flags(const struct nbd_conn *c, const struct nbd_export *e)
+static uint16_t transmission_flags(const struct nbd_conn *c, const struct nbd_export *e, const struct nbd_facts *f)
 {
-	const struct volume *v = e->v;
 	uint16_t flags = NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA | NBD_FLAG_CAN_MULTI_CONN | NBD_FLAG_SEND_CACHE;
 
-	if (v->read_only)
+	if (f->read_only)
 		flags |= NBD_FLAG_READ_ONLY;
 	else
 		flags |= NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO;
-	if (v->disk->limits.rotational)
+	if (f->rotational)
 		flags |= NBD_FLAG_ROTATIONAL;
 	if (c->structured || c->extended)
 		flags |= NBD_FLAG_SEND_DF;
@@ -66,28 +65,18 @@ static uint16_t transmission_flags(const struct nbd_conn *c, const struct nbd_ex
 	return flags;
 }
 
-/* A power of two of at least 4096: below that, page caches and sectors make every disk work twice. */
-static uint32_t preferred_block(const struct disk_limits *limits)
-{
-	uint32_t want = max(limits->opt_io, limits->align), block = 4096;
-
-	while (block < want && block < NBD_MAX_PAYLOAD)
-		block <<= 1;
-	return block;
-}
-
-static co_fn int co_info_export(struct nbd_conn *c, const struct option *o, const struct nbd_export *e)
+static co_fn int co_info_export(struct nbd_conn *c, const struct option *o, const struct nbd_export *e, const struct nbd_facts *f)
 {
 	uint8_t info[12];
 	struct iovec iov = { info, sizeof(info) };
 
 	put_be16(info, NBD_INFO_EXPORT);
-	put_be64(info + 2, e->v->disk->size);
-	put_be16(info + 10, transmission_flags(c, e));
+	put_be64(info + 2, f->size);
+	put_be16(info + 10, transmission_flags(c, e, f));
 	return co_option_reply(c, o, NBD_REP_INFO, &iov, 1);
 }
 
-static co_fn int co_info_block_size(struct nbd_conn *c, const struct option *o, const struct nbd_export *e)
+static co_fn int co_info_block_size(struct nbd_conn *c, const struct option *o, const struct nbd_facts *f)
 {
 	uint8_t info[14];
 	struct iovec iov = { info, sizeof(info) };
@@ -95,7 +84,7 @@ static co_fn int co_info_block_size(struct nbd_conn *c, const struct option *o, 
 	/* The choke points of a disk take any alignment, so a client need not. */
 	put_be16(info, NBD_INFO_BLOCK_SIZE);
 	put_be32(info + 2, 1);
-	put_be32(info + 6, preferred_block(&e->v->disk->limits));
+	put_be32(info + 6, f->block);
 	put_be32(info + 10, NBD_MAX_PAYLOAD);
 	return co_option_reply(c, o, NBD_REP_INFO, &iov, 1);
 }
@@ -107,6 +96,12 @@ static co_fn int co_info_string(struct nbd_conn *c, const struct option *o, uint
 
 	put_be16(head, info);
 	return co_option_reply(c, o, NBD_REP_INFO, iov, 2);
+}
+
+/* "": none is known here. */
+static const char *description(const struct nbd_export *e)
+{
+	return e->v && e->v->description ? e->v->description : "";
 }
 
 /* --- Options --- */
@@ -133,10 +128,10 @@ static co_fn int co_opt_list(struct nbd_conn *c, const struct option *o)
 		}
 		if (!e)
 			return co_option_ack(c, o);
-		put_be32(len, strlen(e->v->name));
+		put_be32(len, strlen(e->name));
 		iov[0] = (struct iovec){ len, 4 };
-		iov[1] = (struct iovec){ e->v->name, strlen(e->v->name) };
-		iov[2] = (struct iovec){ e->v->description, e->v->description ? strlen(e->v->description) : 0 };
+		iov[1] = (struct iovec){ e->name, strlen(e->name) };
+		iov[2] = (struct iovec){ (void *)description(e), strlen(description(e)) };
 		ret = co_option_reply(c, o, NBD_REP_SERVER, iov, 3);
 		if (ret < 0)
 			return ret;
@@ -148,13 +143,17 @@ static co_fn int co_opt_export_name(struct nbd_conn *c, const struct option *o)
 	uint8_t reply[10 + 124] = { 0 };
 	struct iovec iov = { reply, c->no_zeroes ? 10 : sizeof(reply) };
 	struct nbd_export *e = conn_export(c, o->data, o->len);
+	struct nbd_facts f;
 	int ret;
 
 	/* There is no error reply to this option; with extended headers it is forbidden. */
 	if (!e || c->extended || o->len > NBD_STRING_MAX)
 		return -EPROTO;
-	put_be64(reply, e->v->disk->size);
-	put_be16(reply + 8, transmission_flags(c, e));
+	ret = co_export_facts(e, &f);
+	if (ret < 0)
+		return ret;
+	put_be64(reply, f.size);
+	put_be16(reply + 8, transmission_flags(c, e, &f));
 	c->exp = e;
 	ret = co_conn_send(c, &iov, 1);
 	return ret < 0 ? ret : TRANSMISSION;
@@ -167,6 +166,7 @@ static co_fn int co_opt_go(struct nbd_conn *c, const struct option *o)
 	const uint8_t *info;
 	struct nbd_export *e;
 	bool want_name = false, want_description = false;
+	struct nbd_facts f;
 	int ret;
 
 	if (o->len < 6)
@@ -188,13 +188,16 @@ static co_fn int co_opt_go(struct nbd_conn *c, const struct option *o)
 		want_description |= get_be16(info + 2 * i) == NBD_INFO_DESCRIPTION;
 	}
 
-	ret = co_info_export(c, o, e);
+	ret = co_export_facts(e, &f);
+	if (ret < 0)
+		return ret;
+	ret = co_info_export(c, o, e, &f);
 	if (!ret)
-		ret = co_info_block_size(c, o, e);
+		ret = co_info_block_size(c, o, &f);
 	if (!ret && want_name)
-		ret = co_info_string(c, o, NBD_INFO_NAME, e->v->name);
-	if (!ret && want_description && e->v->description)
-		ret = co_info_string(c, o, NBD_INFO_DESCRIPTION, e->v->description);
+		ret = co_info_string(c, o, NBD_INFO_NAME, e->name);
+	if (!ret && want_description && *description(e))
+		ret = co_info_string(c, o, NBD_INFO_DESCRIPTION, description(e));
 	if (!ret)
 		ret = co_option_ack(c, o);
 	if (ret || o->number == NBD_OPT_INFO)

@@ -23,8 +23,10 @@
  *  (5) After the first send error `dead` is set, replies are dropped and the receiver ends.
  *  (6) Nothing that was said before TLS counts after it: what a client has negotiated is forgotten, and one that sends anything between its STARTTLS and the
  *      reply loses the connection, since those bytes may be somebody else's.
+ *  (7) A connection belongs to one reactor at a time. It is handed over between handshake and transmission, with nothing in flight and no timer armed; from then on
+ *      its first server has it on the list `away`, looks at nothing of it but `client`, and frees it when it comes back at its end.
  *
- * Runs on one reactor.
+ * Runs on one reactor, or, with volumes of others, one server on each: remote.c.
  */
 #pragma once
 
@@ -53,10 +55,20 @@
 struct nbd_conn;
 struct tls;
 
+/* What the handshake says about an export. */
+struct nbd_facts {
+	uint64_t size;
+	uint32_t block;		/* preferred */
+	bool read_only, rotational;
+};
+
 struct nbd_export {
 	struct list node;
 	struct nbd_server *s;
-	struct volume *v;
+	char *name;
+	struct volume *v;	/* NULL: of another reactor, and then all below is empty */
+	struct nbd_server *there; /* of such a volume */
+	struct rt *home;
 	struct nbd_request *slab;
 	struct list free;	/* requests */
 	struct rt_bufpool *pool;
@@ -110,6 +122,10 @@ struct nbd_conn {
 	char peer[64];
 	char client[64];	/* what is the same for all connections of one client; "": no client at all */
 	struct nbd_export *only; /* of the listener */
+	struct nbd_server *origin; /* (7), NULL: this one */
+	struct rt *origin_rt;
+	struct rt_msg back;
+	struct list away_node;
 	struct rt_timer timer;	/* handshake; then: the rest of a request */
 	struct rt_timer idle_timer;
 	uint64_t since_ns, last_ns; /* of the connection; of the last request */
@@ -140,7 +156,8 @@ struct nbd_conn {
 struct nbd_server {
 	struct nbd_server_config config;
 	struct list exports, listeners, conns;
-	unsigned nconns;
+	struct list away;	/* connections that other reactors serve: (7) */
+	unsigned nconns;	/* with those */
 	bool stopping;
 	struct co_queue stop_q;	/* co_nbd_server_stop() waits for connections and acceptors */
 	unsigned acceptors;
@@ -189,6 +206,16 @@ int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer
 void conn_handshake_clock(struct nbd_conn *c);
 /* In transmission: the client has begun a request of which `len` bytes are missing; it has so long until rt_timer_cancel(&c->timer). Goes on if it runs already. */
 void conn_request_clock(struct nbd_conn *c, uint64_t len);
+
+/* A connection in transmission, until it ends and everything of it but `c` is gone. */
+co_fn void co_conn_transmit(struct nbd_conn *c);
+/* Frees it, and gives its place away. */
+void conn_free(struct nbd_conn *c);
+
+/* remote.c */
+co_fn int co_export_facts(const struct nbd_export *e, struct nbd_facts *ret);
+/* Moves the connection to the reactor of its export. On failure it stays. */
+co_fn int co_conn_hand_over(struct nbd_conn *c);
 
 /* address.c */
 int nbd_address_parse(struct nbd_address *a, const char *text, struct err *err);

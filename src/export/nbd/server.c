@@ -42,6 +42,7 @@ int nbd_server_create(const struct nbd_server_config *config, struct nbd_server 
 	list_init(&s->exports);
 	list_init(&s->listeners);
 	list_init(&s->conns);
+	list_init(&s->away);
 	co_queue_init(&s->stop_q);
 	budget_join(rt_budget(), &s->conn_user, "NBD connections", 0);
 	*ret = s;
@@ -67,6 +68,7 @@ static void export_free(struct nbd_export *e)
 	rt_bufpool_destroy(e->pool);
 	free(e->slab);
 	list_del(&e->node);
+	free(e->name);
 	free(e);
 }
 
@@ -80,22 +82,47 @@ void nbd_server_destroy(struct nbd_server *s)
 	free(s);
 }
 
+static int export_new(struct nbd_server *s, const char *name, struct nbd_export **ret, struct err *err)
+{
+	struct nbd_export *e;
+
+	if (export_find(s, name, strlen(name)))
+		return err_set(err, -EEXIST, "export name '%s' is used twice; give each disk its own with --name", name);
+	if (strlen(name) > NBD_STRING_MAX)
+		return err_set(err, -EINVAL, "export name is longer than %d bytes", NBD_STRING_MAX);
+	e = calloc(1, sizeof(*e));
+	if (!e || !(e->name = strdup(name))) {
+		free(e);
+		return err_set(err, -ENOMEM, "export '%s': out of memory", name);
+	}
+	e->s = s;
+	export_memory_init(e);
+	list_init(&e->node);
+	*ret = e;
+	return 0;
+}
+
+int nbd_server_add_remote(struct nbd_server *s, struct nbd_server *there, struct rt *home, const char *name, struct err *err)
+{
+	struct nbd_export *e;
+	int ret = export_new(s, name, &e, err);
+
+	if (ret < 0)
+		return ret;
+	e->there = there;
+	e->home = home;
+	list_add_tail(&s->exports, &e->node);
+	return 0;
+}
+
 int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *err)
 {
 	struct nbd_export *e;
-	int ret;
+	int ret = export_new(s, v->name, &e, err);
 
-	if (export_find(s, v->name, strlen(v->name)))
-		return err_set(err, -EEXIST, "export name '%s' is used twice; give each disk its own with --name", v->name);
-	if (strlen(v->name) > NBD_STRING_MAX)
-		return err_set(err, -EINVAL, "export name is longer than %d bytes", NBD_STRING_MAX);
-	e = calloc(1, sizeof(*e));
-	if (!e)
-		return err_set(err, -ENOMEM, "export '%s': out of memory", v->name);
-	e->s = s;
+	if (ret < 0)
+		return ret;
 	e->v = v;
-	export_memory_init(e);
-	list_init(&e->node);
 	e->slab = calloc(s->config.max_requests, sizeof(*e->slab));
 	ret = e->slab ? rt_bufpool_create(rt_self(), s->config.memory, &e->pool, err)
 		      : err_set(err, -ENOMEM, "export '%s': out of memory", v->name);
@@ -118,7 +145,7 @@ struct nbd_export *export_find(struct nbd_server *s, const void *name, size_t le
 	list_for_each(&s->exports, n) {
 		struct nbd_export *e = container_of(n, struct nbd_export, node);
 
-		if (strlen(e->v->name) == len && !memcmp(e->v->name, name, len))
+		if (strlen(e->name) == len && !memcmp(e->name, name, len))
 			return e;
 	}
 	return NULL;
@@ -209,30 +236,60 @@ static void idle_check(struct rt_timer *t)
 	rt_timer_arm(t, c->last_ns + limit, idle_check);
 }
 
-static co_fn void co_conn_main(void *arg)
+void conn_free(struct nbd_conn *c)
 {
-	struct nbd_conn *c = arg;
 	struct nbd_server *s = c->s;
 
-	if (!s->stopping && !co_conn_handshake(c)) {
-		rt_timer_cancel(&c->timer);
-		c->transmission = true;
-		log_debug("NBD client %s: uses '%s'", c->peer, c->exp->v->name);
-		c->last_ns = rt_now_ns();
-		if (s->config.idle_ns)
-			rt_timer_arm(&c->idle_timer, c->last_ns + s->config.idle_ns, idle_check);
-		co_conn_receive(c);
-	}
-	rt_timer_cancel(&c->timer);
-	rt_timer_cancel(&c->idle_timer);
-	log_debug("NBD client %s: gone", c->peer);
-	c->t->ops->co_close(c->t);
-	list_del(&c->node);
 	free(c->rbuf);
 	free(c);
 	budget_give(&s->conn_user, conn_cost(s));
 	s->nconns--;
 	co_queue_wake_all(&s->stop_q);
+}
+
+static co_fn void co_conn_end(struct nbd_conn *c)
+{
+	rt_timer_cancel(&c->timer);
+	rt_timer_cancel(&c->idle_timer);
+	log_debug("NBD client %s: gone", c->peer);
+	c->t->ops->co_close(c->t);
+	list_del(&c->node);
+}
+
+co_fn void co_conn_transmit(struct nbd_conn *c)
+{
+	c->last_ns = rt_now_ns();
+	if (c->s->config.idle_ns)
+		rt_timer_arm(&c->idle_timer, c->last_ns + c->s->config.idle_ns, idle_check);
+	co_conn_receive(c);
+	co_conn_end(c);
+}
+
+static co_fn void co_conn_main(void *arg)
+{
+	struct nbd_conn *c = arg;
+	int ret;
+
+	if (c->s->stopping || co_conn_handshake(c)) {
+		co_conn_end(c);
+		conn_free(c);
+		return;
+	}
+	rt_timer_cancel(&c->timer);
+	c->transmission = true;
+	log_debug("NBD client %s: uses '%s'", c->peer, c->exp->name);
+	if (c->exp->v) {
+		co_conn_transmit(c);
+		conn_free(c);
+	} else {
+		ret = co_conn_hand_over(c);
+		if (!ret)
+			return;
+		if (ret != -ESHUTDOWN)
+			log_warn("NBD client %s: cut off; too much is going on for '%s'", c->peer, c->exp->name);
+		co_conn_end(c);
+		conn_free(c);
+	}
 }
 
 /* Who has not got through the handshake for longest makes room for a newcomer. */
@@ -263,6 +320,8 @@ static unsigned connections_of(const struct nbd_server *s, const char *client)
 
 	list_for_each(&s->conns, n)
 		count += !strcmp(container_of(n, struct nbd_conn, node)->client, client);
+	list_for_each(&s->away, n)
+		count += !strcmp(container_of(n, struct nbd_conn, away_node)->client, client);
 	return count;
 }
 
@@ -309,6 +368,7 @@ int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer
 	co_queue_init(&c->idle);
 	list_init(&c->sendq);
 	list_init(&c->node);
+	list_init(&c->away_node);
 	ret = co_spawn("nbd connection", co_conn_main, c);
 	if (ret < 0) {
 		budget_give(&s->conn_user, conn_cost(s));
@@ -376,7 +436,7 @@ static json_t *conn_status(const struct nbd_conn *c)
 	return json_pack("{s:s, s:s, s:s?, s:s?, s:s?, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 			 "peer", c->peer, "state", c->dead ? "ending" : c->transmission ? "transmission" : "handshake",
 			 "tls", c->tls ? tls_description(c->tls) : NULL, "identity", c->tls && tls_peer(c->tls)[0] ? tls_peer(c->tls) : NULL,
-			 "export", c->exp ? c->exp->v->name : NULL, "replies", headers,
+			 "export", c->exp ? c->exp->name : NULL, "replies", headers,
 			 "in_flight", (json_int_t)c->in_flight, "memory", (json_int_t)c->mem_used,
 			 "requests", (json_int_t)c->requests, "errors", (json_int_t)c->errors,
 			 "bytes_in", (json_int_t)c->bytes_in, "bytes_out", (json_int_t)c->bytes_out,

@@ -12,6 +12,7 @@
 
 struct nbd_server;
 struct nbd_transport;
+struct rt;
 struct tls_creds;
 
 enum nbd_tls { NBD_TLS_OFF, NBD_TLS_ALLOW, NBD_TLS_REQUIRE };
@@ -41,6 +42,12 @@ void nbd_server_set_creds(struct nbd_server *s, struct tls_creds *creds);
 
 /* The first one added is also the default export, "". `v` stays the caller's and outlives the server. -EEXIST. */
 int nbd_server_add_volume(struct nbd_server *s, struct volume *v, struct err *err);
+
+/*
+ * Offers the volume `name` of `there`, a server on the reactor `home`, to whoever connects here: after the handshake the connection moves there, and its place here
+ * stays taken until it ends. Both have the same configuration, and `there` outlives this server's stop. Order as for nbd_server_add_volume().
+ */
+int nbd_server_add_remote(struct nbd_server *s, struct nbd_server *there, struct rt *home, const char *name, struct err *err);
 
 /*
  * Listens on "unix:PATH", "HOST:PORT", "[IPV6]:PORT", ":PORT" or "PORT". Without a host the address is loopback; "*" is every address.
