@@ -26,7 +26,7 @@ int cli_serve(int argc, char **argv)
 	int aio = -1, cache = -1, logmode = WLOG_MODE_FLUSH, destage = WLOG_DESTAGE_MERGED, sync = VOLUME_SYNC_STANDARD,
 	    primarycache = CACHE_ALL, secondarycache = CACHE_ALL, tls = -1, tls_verify_peer = true;
 	uint64_t nbd_conns = 256, client_conns = 0, client_requests = 512;
-	uint64_t poll_us = 0, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
+	uint64_t poll_us = 0, reactors = 1, log_timeout = 5000000000ull, client_timeout = 30000000000ull;
 	const struct cli_opt opts[] = {
 		CLI_LIST("log", 0, "DEVICE", &logs),
 		CLI_LIST("nbd", 0, "ADDRESS", &nbd),
@@ -65,6 +65,7 @@ int cli_serve(int argc, char **argv)
 		CLI_FLAG("drain", 0, &c.drain),
 		CLI_FLAG("exit-unmounted", 0, &c.exit_unmounted),
 		CLI_U64("poll-us", 0, "MICROSECONDS", &poll_us, 0, 1000000),
+		CLI_U64("reactors", 0, "N", &reactors, 1, SERVE_REACTORS_MAX),
 		CLI_FLAG("discard-log", 0, &c.graph.volume.discard_log),
 		CLI_FLAG("force-replay", 0, &c.graph.volume.force_replay),
 		CLI_END
@@ -133,5 +134,6 @@ int cli_serve(int argc, char **argv)
 	c.aio = aio < 0 ? NULL : aio_names[aio];
 	c.cache = cache < 0 ? NULL : cache_names[cache];
 	c.poll_ns = poll_us * 1000;
+	c.reactors = (unsigned)reactors;
 	return serve_run(&c, &err) < 0 ? cli_fail("serve", &err) : 0;
 }

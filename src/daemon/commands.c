@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/fuse.h"
+#include "daemon/gather.h"
 #include "daemon/internal.h"
 #include "export/fuse/server.h"
 #include "export/nbd/server.h"
@@ -75,6 +76,22 @@ static json_t *each_volume(struct serve *s, void *(*fn)(struct volume *))
 	return list;
 }
 
+/* The first reactor counts for all. */
+static json_t *process_memory(struct serve *s)
+{
+	return s->main ? json_null() : memory_status(s);
+}
+
+static json_t *volume_places(struct serve *s)
+{
+	json_t *list = each_volume(s, volume_status), *v;
+	size_t i;
+
+	json_array_foreach(list, i, v)
+		json_object_set_new(v, "reactor", json_integer(s->number));
+	return list;
+}
+
 static co_fn int co_status(struct answer *a, json_t *args)
 {
 	struct serve *s = a->s;
@@ -85,10 +102,10 @@ static co_fn int co_status(struct answer *a, json_t *args)
 		json_object_set_new(r, "drain", json_pack("{s:I, s:I}", "done", (json_int_t)s->drain_done,
 							  "total", (json_int_t)s->drain_total));
 	json_object_set_new(r, "confined", json_pack("{s:i, s:b, s:b}", "uid", (int)geteuid(), "seccomp", s->confined.seccomp, "landlock", s->confined.landlock > 0));
-	json_object_set_new(r, "volumes", each_volume(s, volume_status));
+	json_object_set_new(r, "volumes", volume_places(s));
 	json_object_set_new(r, "log", s->graph.log ? wlog_status(s->graph.log) : json_null());
 	json_object_set_new(r, "cache", s->graph.cache ? cache_status(s->graph.cache) : json_null());
-	json_object_set_new(r, "memory", memory_status(s));
+	json_object_set_new(r, "memory", process_memory(s));
 	json_object_set_new(r, "nbd", s->nbd ? nbd_server_status(s->nbd) : json_null());
 	json_object_set_new(r, "vhost_user", s->vhost ? vhost_server_status(s->vhost) : json_null());
 	json_object_set_new(r, "fuse", s->fuse ? fuse_server_status(s->fuse) : json_null());
@@ -113,7 +130,7 @@ static co_fn int co_stats(struct answer *a, json_t *args)
 	json_object_set_new(r, "volumes", each_volume(a->s, volume_stats));
 	json_object_set_new(r, "cache", a->s->graph.cache ? cache_status(a->s->graph.cache) : json_null());
 	json_object_set_new(r, "log", a->s->graph.log ? wlog_status(a->s->graph.log) : json_null());
-	json_object_set_new(r, "memory", memory_status(a->s));
+	json_object_set_new(r, "memory", process_memory(a->s));
 	json_object_set_new(r, "memory_pressure", json_pack("{s:I, s:I, s:I}", "events", (json_int_t)a->s->pressure.events,
 		"cache_size", (json_int_t)a->s->pressure.size, "cache_wanted", (json_int_t)a->s->pressure.wanted));
 	json_object_set_new(r, "names", names_of(a->s));
@@ -122,6 +139,7 @@ static co_fn int co_stats(struct answer *a, json_t *args)
 		"sqes", (json_int_t)st.sqes, "cqes", (json_int_t)st.cqes, "posts", (json_int_t)st.posts,
 		"offloads", (json_int_t)st.offloads, "spawned", (json_int_t)st.spawned,
 		"coroutines", (json_int_t)st.coroutines_now, "coroutines_peak", (json_int_t)st.coroutines_peak));
+	json_object_set_new(r, "reactors", json_pack("[O]", json_object_get(r, "runtime")));
 	return co_answer_ok(a, r);
 }
 
@@ -488,17 +506,18 @@ static const struct command {
 	const char *name, *help;
 	const char *args;	/* names of the arguments it takes, in one string */
 	int (*co_run)(struct answer *a, json_t *args);
+	bool all;	/* the answers of all reactors make one: gather.c */
 } commands[] = {
-	{ "status", "volumes, log, clients", "", co_status },
-	{ "stats", "counters and latencies", "", co_stats },
-	{ "tasks", "what each coroutine waits for, and since when", "", co_tasks },
+	{ "status", "volumes, log, clients", "", co_status, true },
+	{ "stats", "counters and latencies", "", co_stats, true },
+	{ "tasks", "what each coroutine waits for, and since when", "", co_tasks, true },
 	{ "drain", "write everything dirty to the images; \"volume\": only that one, \"ignore_damage\": all but what is damaged",
 	  "volume ignore_damage", co_drain },
 	{ "log-rebuild", "copy the log to a new side of its mirror; \"device\": the DISK (else the side that is out), \"force\": whatever it holds",
 	  "device force", co_log_rebuild },
 	{ "resize", "give \"volume\" the \"size\"; \"shrink\": true lets it lose its end", "volume size shrink", co_resize },
 	{ "fuse-add", "show \"volume\" as the file \"path\" (absolute), until it is unmounted", "volume path", co_fuse_add },
-	{ "cache-size", "give the read cache \"size\" bytes of memory", "size", co_cache_size },
+	{ "cache-size", "give the read cache \"size\" bytes of memory", "size", co_cache_size, true },
 	{ "memory", "who has how much of the process's memory; \"size\": the new limit of all of it", "size", co_memory },
 	{ "cache-set", "of \"volume\": what is cached (\"primarycache\", \"secondarycache\": all, metadata, none), its \"share\" and \"limit\" of the cache",
 	  "volume primarycache secondarycache share limit", co_cache_set },
@@ -578,9 +597,22 @@ static co_fn int co_run_command(struct answer *a, json_t *req)
 		key = unknown_key(&commands[i], req);
 		if (key)
 			return co_answer_error(a, "the command takes no \"%s\"", key);
+		if (a->s->npeers && (commands[i].all || gather_elsewhere(a->s, req)))
+			return co_answer(a, co_gather(a->s, req, commands[i].all));
 		return commands[i].co_run(a, req);
 	}
 	return co_answer_error(a, "unknown command '%s'; {\"command\": \"help\"} lists them", name);
+}
+
+co_fn int co_control_own(struct serve *s, json_t *req, int (*co_send)(void *arg, const char *text, size_t len), void *arg)
+{
+	struct answer a = { .s = s, .co_send = co_send, .arg = arg };
+	const char *name = json_string_value(json_object_get(req, "command"));
+
+	for (size_t i = 0; name && i < ARRAY_SIZE(commands); i++)
+		if (!strcmp(name, commands[i].name))
+			return commands[i].co_run(&a, req);
+	return -EINVAL;
 }
 
 co_fn int co_control_request(struct serve *s, const char *line, size_t len, int (*co_send)(void *arg, const char *text, size_t len), void *arg)

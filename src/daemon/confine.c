@@ -116,6 +116,8 @@ static int restrict_files(const struct confine_config *c, struct confined *done,
 	int version = syscall(__NR_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION), fd, ret;
 	struct ruleset set = { FS_FIRST, 0 };
 
+	if (version < 1 && !done)
+		return 0;
 	if (version < 1) {
 		log_warn("sandbox: this kernel has no Landlock, so what files may be opened later is not restricted (--no-sandbox is silent)");
 		return 0;
@@ -138,28 +140,50 @@ static int restrict_files(const struct confine_config *c, struct confined *done,
 	if (!ret && syscall(__NR_landlock_restrict_self, fd, 0) < 0)
 		ret = err_errno(err, -errno, "sandbox: Landlock (--no-sandbox does without)");
 	close(fd);
-	if (!ret)
+	if (!ret && done)
 		done->landlock = version;
 	return ret;
 }
 
 /* --- Together --- */
 
-int confine(struct rt *rt, const struct confine_config *c, struct confined *done, struct err *err)
+int confine_capabilities(const struct confine_config *c, struct err *err)
 {
-	int ret = c->user ? become(c->user, err) : 0;
+	int ret = c->user && !geteuid() ? drop_capabilities() : 0;
 
-	*done = (struct confined){ 0 };
-	if (ret < 0)
-		return ret;
+	return ret < 0 ? err_errno(err, ret, "--user %s: cannot give up capabilities", c->user) : 0;
+}
+
+int confine_user(const struct confine_config *c, struct err *err)
+{
+	return c->user ? become(c->user, err) : 0;
+}
+
+int confine_files(struct rt *rt, const struct confine_config *c, struct confined *done, struct err *err)
+{
+	int ret;
+
 	if ((c->user || c->sandbox) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return err_errno(err, -errno, "sandbox: no_new_privs");
 	if (!c->sandbox)
 		return 0;
 	ret = restrict_files(c, done, err);
-	if (!ret && rt)
-		ret = rt_renew_workers(rt);
+	return ret < 0 || !rt ? ret : rt_renew_workers(rt);
+}
+
+int confine_calls(const struct confine_config *c, struct confined *done, struct err *err)
+{
+	return c->sandbox ? restrict_calls(&done->seccomp, err) : 0;
+}
+
+int confine(struct rt *rt, const struct confine_config *c, struct confined *done, struct err *err)
+{
+	int ret = confine_user(c, err);
+
+	*done = (struct confined){ 0 };
 	if (!ret)
-		ret = restrict_calls(&done->seccomp, err);
+		ret = confine_files(rt, c, done, err);
+	if (!ret)
+		ret = confine_calls(c, done, err);
 	return ret;
 }

@@ -31,3 +31,12 @@ struct confined {
  * a warning; anything else that fails is an error, after which the process must not go on.
  */
 int confine(struct rt *rt, const struct confine_config *config, struct confined *ret, struct err *err);
+
+/*
+ * The same in steps, for a process with several reactors, in this order: capabilities on each but one of them, the user on that one, files on each (`rt` is that reactor; `ret`
+ * NULL: what the kernel does not have was told already), and at last system calls, for all threads at once.
+ */
+int confine_capabilities(const struct confine_config *config, struct err *err);
+int confine_user(const struct confine_config *config, struct err *err);
+int confine_files(struct rt *rt, const struct confine_config *config, struct confined *ret, struct err *err);
+int confine_calls(const struct confine_config *config, struct confined *ret, struct err *err);

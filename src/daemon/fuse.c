@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/internal.h"
+#include "daemon/peers.h"
 #include "daemon/serve.h"
 #include "export/fuse/server.h"
 #include "util/access.h"
@@ -86,11 +87,43 @@ static struct volume *choose_volume(struct serve *s, const struct fuse_option *o
 	return NULL;
 }
 
-static void unmounted(void *arg)
+static int count_mounted(void *arg)
 {
 	struct serve *s = arg;
 
-	if (s->config->exit_unmounted && !fuse_server_mounted(s->fuse))
+	return s->fuse ? (int)fuse_server_mounted(s->fuse) : 0;
+}
+
+/* On the first reactor. */
+static co_fn int co_stop_if_none(void *arg)
+{
+	struct serve *s = arg;
+	int left = 0;
+
+	if (s->stop)
+		return 0;
+	left = s->fuse ? (int)fuse_server_mounted(s->fuse) : 0;
+	for (unsigned i = 0; i < s->npeers && !left; i++)
+		left = co_serve_call(&s->peers[i], count_mounted, &s->peers[i]);
+	if (!left)
+		serve_stop(s, false);
+	return 0;
+}
+
+static co_fn void co_tell_main(void *arg)
+{
+	co_serve_call(arg, co_stop_if_none, arg);
+}
+
+static void unmounted(void *arg)
+{
+	struct serve *s = arg, *first = s->main ? s->main : s;
+
+	if (!s->config->exit_unmounted || fuse_server_mounted(s->fuse))
+		return;
+	if (first->npeers)
+		co_spawn("the last file", co_tell_main, first);
+	else
 		serve_stop(s, false);
 }
 

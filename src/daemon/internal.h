@@ -14,12 +14,24 @@
 struct control;
 struct fuse_server;
 struct nbd_server;
+struct rt_bufpool;
+struct rt_thread;
 struct serve_config;
+struct split;
 struct tls_creds;
 struct vhost_server;
 
+#define SERVE_REQUESTS_MAX 16384u /* coroutines for requests; a stack costs two memory maps and a process has 65,530 */
+
+/* What one reactor serves: see peers.h. */
 struct serve {
-	const struct serve_config *config;
+	const struct serve_config *config; /* its part */
+	const struct split *split; /* NULL: there is only this one */
+	struct serve *main;	/* NULL: this is it */
+	struct serve *peers;	/* of main */
+	unsigned npeers, number;
+	struct rt_thread *thread; /* of a peer */
+	struct rt_bufpool *bounce;
 	struct rt *rt;
 	struct err *err;
 	struct graph graph;
@@ -36,9 +48,13 @@ struct serve {
 	uint64_t drain_done, drain_total, drain_told_ns;
 	struct pressure pressure;
 	struct memory memory;
+	/* The end, in steps */
+	uint64_t end_ns;
+	int clients, files, flushed;
+	const char *hung;
 };
 
 /* Gives up what is not needed any more, once all is open. An error ends the process. */
-int serve_confine(struct serve *s, struct err *err);
+co_fn int co_serve_confine(struct serve *s, struct err *err);
 /* Begins the end, or if that has begun cuts its drain short. Plain function. */
 void serve_stop(struct serve *s, bool drain);

@@ -28,7 +28,9 @@
 
 #include "blk/spec.h"
 #include "daemon/internal.h"
+#include "daemon/peers.h"
 #include "daemon/serve.h"
+#include "daemon/split.h"
 #include "rt/io.h"
 #include "util/bytes.h"
 #include "util/err.h"
@@ -131,30 +133,84 @@ static co_fn void co_look(struct serve *s)
 
 /* --- Giving way --- */
 
-/* What the cache may have so that `headroom` stays for others. */
-static uint64_t left_for_cache(const struct serve *s, uint64_t headroom)
+/* What the caches, which have `committed`, may have so that the headroom stays for others. */
+static uint64_t left_for_caches(const struct serve *s, uint64_t committed)
 {
 	const struct budget *b = s->memory.b;
-	uint64_t limit = budget_limit(b), others = budget_committed(b) - cache_committed(s->graph.cache) + headroom;
+	uint64_t limit = budget_limit(b), all = budget_committed(b), others = (all > committed ? all - committed : 0) + budget_headroom(b);
 
 	return limit > others ? limit - others : 0;
 }
 
-co_fn void co_memory_apply(struct serve *s)
+/* What a reactor's cache is to do. */
+struct part {
+	struct serve *s;
+	uint64_t committed, wanted, allowed;
+};
+
+static int look_at_cache(void *arg)
 {
+	struct part *p = arg;
+
+	p->committed = p->s->graph.cache ? cache_committed(p->s->graph.cache) : 0;
+	p->wanted = p->s->graph.cache ? p->s->pressure.size : 0;
+	return 0;
+}
+
+static co_fn int co_fit_cache(void *arg)
+{
+	struct part *p = arg;
+	struct serve *s = p->s;
 	struct cache *c = s->graph.cache;
-	struct budget *b = s->memory.b;
 	uint64_t want, now;
 
+	s->memory.allowed = p->allowed;
 	if (!c || s->stop)
-		return;
-	want = min(s->pressure.size, left_for_cache(s, budget_headroom(b)));
-	want = max(want, min(cache_least(c), s->pressure.size));
+		return 0;
+	want = max(min(s->pressure.size, p->allowed), min(cache_least(c), s->pressure.size));
 	now = cache_size(c);
 	/* Small steps upwards are not worth their while. */
 	if (want < now || want == s->pressure.size || want > now + REGROW)
 		if (want != now)
 			co_cache_resize(c, want, NULL);
+	return 0;
+}
+
+/* All caches together get what the others leave, each by what it was told to have. */
+static co_fn void co_share_out(struct serve *s)
+{
+	struct part part[SPLIT_MAX];
+	uint64_t committed = 0, wanted = 0, left;
+
+	for (unsigned i = 0; i <= s->npeers; i++) {
+		part[i] = (struct part){ .s = i ? &s->peers[i - 1] : s };
+		co_serve_call(part[i].s, look_at_cache, &part[i]);
+		committed += part[i].committed;
+		wanted += part[i].wanted;
+	}
+	left = left_for_caches(s, committed);
+	for (unsigned i = 0; i <= s->npeers; i++) {
+		part[i].allowed = part[i].wanted == wanted ? left : (uint64_t)((double)left * (double)part[i].wanted / (double)wanted);
+		co_serve_call(part[i].s, co_fit_cache, &part[i]);
+	}
+}
+
+co_fn void co_memory_apply(struct serve *s)
+{
+	struct part own = { .s = s, .allowed = s->memory.allowed };
+
+	if (s->main)
+		co_fit_cache(&own);
+	else if (!s->stop)
+		co_share_out(s);
+}
+
+static int trim(void *arg)
+{
+	struct serve *s = arg;
+
+	rt_trim(s->rt);
+	return 0;
 }
 
 static co_fn void co_make_room(struct serve *s)
@@ -165,7 +221,7 @@ static co_fn void co_make_room(struct serve *s)
 	if (s->stop || budget_room(m->b) >= budget_headroom(m->b) / 2 || rt_now_ns() - m->trimmed_ns < TRIM_NS)
 		return;
 	m->trimmed_ns = rt_now_ns();
-	rt_trim(s->rt);
+	co_everywhere(s, trim);
 }
 
 static void bell(void *arg)
@@ -235,6 +291,7 @@ int memory_init(struct serve *s, struct err *err)
 		return err_set(err, r, "no memory for a budget");
 	co_queue_init(&m->q);
 	budget_join(m->b, &m->program, "program", PROGRAM_FLOOR);
+	budget_set_keeper(m->b, s->rt, bell, m);
 	return rt_set_budget(s->rt, m->b);
 }
 
@@ -256,10 +313,9 @@ int memory_start(struct serve *s, struct err *err)
 		return r;
 	budget_set_limit(m->b, limit);
 	budget_set_headroom(m->b, headroom_for(limit));
-	budget_set_keeper(m->b, s->rt, bell, m);
 	if (s->graph.cache)
 		pressure_set(s, s->config->graph.cache_size);
-	if (!has_mem_disk(&s->config->graph))
+	if (!has_mem_disk(&s->split->whole->graph))
 		m->fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
 	r = co_spawn("memory", co_keeper, s);
 	return r < 0 ? err_errno(err, r, "memory") : 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of a serving process: one budget, who takes from it, and who gives way. Design note in memory.c.
+ * The memory of a serving process: one budget for all its reactors, who takes from it, and who gives way. Design note in memory.c. Runs on the first reactor.
  */
 #pragma once
 
@@ -25,13 +25,14 @@ struct memory {
 	int fd;			/* /proc/self/status; -1: not measured */
 	uint64_t resident;	/* when it was last looked at */
 	uint64_t trimmed_ns;
+	uint64_t allowed;	/* what the first reactor leaves this one's cache */
 	bool rung;
 	struct co_queue q;	/* the keeper waits for the bell */
 };
 
 /* What the command line left open, in `c`: the sizes of the budget, the cache and the log's memory. */
 void memory_defaults(struct serve_config *c, bool memory_given, bool cache_given);
-/* Before anything that counts. -ENOMEM. */
+/* Of the first reactor, before anything that counts. -ENOMEM. */
 int memory_init(struct serve *s, struct err *err);
 /* All is open: from now on the limit holds. -ENOMEM with what is too large if it cannot. */
 int memory_start(struct serve *s, struct err *err);
@@ -39,7 +40,7 @@ void memory_fini(struct serve *s);
 
 /* A new limit. Gives memory back before it returns, for a second at most; -EINVAL if it is below what cannot shrink. */
 co_fn int co_memory_set(struct serve *s, uint64_t limit, struct err *err);
-/* Gives the cache what it may have now: what it was told to (or pressure leaves it), and what the others leave. */
+/* Gives the caches what they may have now: what it was told to (or pressure leaves it), and what the others leave. */
 co_fn void co_memory_apply(struct serve *s);
 /* json_t object, new reference. */
 void *memory_status(struct serve *s);

@@ -26,12 +26,13 @@
 #include "daemon/fuse.h"
 #include "daemon/notify.h"
 #include "daemon/internal.h"
+#include "daemon/peers.h"
+#include "daemon/split.h"
 #include "daemon/vhost.h"
 #include "export/fuse/server.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
 #include "format/qcow2/qcow2.h"
-#include "rt/buf.h"
 #include "tls/tls.h"
 #include "util/bytes.h"
 #include "util/err.h"
@@ -44,10 +45,6 @@
 #define COMMIT_MS 500
 #define CLOSE_MS 650
 #define ALARM_MS 900
-#define BOUNCE_BYTES (64ull << 20)
-#define VHOST_REQUESTS 512u	/* of one device */
-#define FUSE_REQUESTS 64u	/* of one file */
-#define REQUESTS_MAX 16384u	/* coroutines for requests; a stack costs two memory maps and a process has 65,530 */
 
 /* --- Signals: the handler only posts to the reactor --- */
 
@@ -127,42 +124,68 @@ static bool is_allowed(const struct serve_config *c, const char *name)
 static int check_allowed(const struct serve *s, struct err *err)
 {
 	for (unsigned i = 0; i < s->config->nallow; i++)
-		if (!graph_find(&s->graph, s->config->allow[i]))
+		if (!graph_find(&s->graph, s->config->allow[i]) && !serve_of_volume((struct serve *)s, s->config->allow[i]))
 			return err_set(err, -ENOENT, "there is no volume '%s' to be allowed (--allow-export)", s->config->allow[i]);
 	return 0;
 }
 
+static int make_nbd(struct serve *s, struct err *err)
+{
+	const struct serve_config *c = s->config;
+	struct nbd_server_config nc = {
+		.max_requests = min(1024u, SERVE_REQUESTS_MAX / (s->split->n > 1 ? s->split->nvolumes : s->graph.n)),
+		.client_ns = c->client_ns,
+		.max_conns = c->nbd_conns,
+		.client_conns = c->client_conns,
+		.max_in_flight = c->client_requests,
+		.idle_ns = c->idle_ns,
+		.insecure = c->insecure,
+		.tls = c->tls,
+		.creds = s->tls,
+	};
+
+	return nbd_server_create(&nc, &s->nbd, err);
+}
+
+/* All that are allowed, wherever they are, in the order of the command line. */
+static int add_exports(struct serve *s, struct err *err)
+{
+	const struct split *sp = s->split;
+	unsigned own = 0, n = sp->n > 1 ? sp->nvolumes : s->graph.n;
+	int ret = 0;
+
+	for (unsigned i = 0; i < n && !ret; i++) {
+		unsigned part = sp->n > 1 ? sp->volume[i].part : 0;
+		const char *name = sp->n > 1 ? sp->volume[i].name : s->graph.volumes[i]->name;
+		struct serve *p = part ? &s->peers[part - 1] : s;
+		struct volume *v = part == s->number ? s->graph.volumes[own++] : NULL;
+
+		if (!is_allowed(s->config, name) || (s->main && !v))
+			continue;
+		ret = v ? nbd_server_add_volume(s->nbd, v, err) : nbd_server_add_remote(s->nbd, p->nbd, p->rt, name, err);
+	}
+	return ret;
+}
+
 static co_fn int co_start_nbd(struct serve *s, struct err *err)
 {
-	struct nbd_server_config nc = {
-		.max_requests = min(1024u, REQUESTS_MAX / s->graph.n),
-		.client_ns = s->config->client_ns,
-		.max_conns = s->config->nbd_conns,
-		.client_conns = s->config->client_conns,
-		.max_in_flight = s->config->client_requests,
-		.idle_ns = s->config->idle_ns,
-		.insecure = s->config->insecure,
-		.tls = s->config->tls,
-	};
 	int ret = check_allowed(s, err);
 
-	if (!ret && nc.tls != NBD_TLS_OFF)
+	if (!ret && s->config->tls != NBD_TLS_OFF)
 		ret = co_load_credentials(s, err);
-	nc.creds = s->tls;
 	if (!ret)
-		ret = nbd_server_create(&nc, &s->nbd, err);
-	for (unsigned i = 0; i < s->graph.n && !ret; i++)
-		if (is_allowed(s->config, s->graph.volumes[i]->name))
-			ret = nbd_server_add_volume(s->nbd, s->graph.volumes[i], err);
+		ret = make_nbd(s, err);
+	if (!ret)
+		ret = add_exports(s, err);
 	for (unsigned i = 0; i < s->config->nnbd && !ret; i++)
 		ret = co_nbd_server_listen(s->nbd, s->config->nbd[i], err);
 	return ret;
 }
 
-static void announce(struct serve *s)
+static int announce_volumes(void *arg)
 {
+	struct serve *s = arg;
 	char size[16];
-	const char *addr;
 
 	for (unsigned i = 0; i < s->graph.n; i++) {
 		struct volume *v = s->graph.volumes[i];
@@ -171,14 +194,37 @@ static void announce(struct serve *s)
 			 v->read_only ? ", read-only" : "", v->sync == VOLUME_SYNC_DISABLED ? ", flushes are ignored (--sync disabled): "
 			 "a crash loses what was written last" : "");
 	}
-	for (unsigned i = 0; s->nbd && (addr = nbd_server_address(s->nbd, i)); i++)
+	return 0;
+}
+
+static int announce_exports(void *arg)
+{
+	struct serve *s = arg;
+	const char *addr;
+
+	for (unsigned i = 0; s->config->nnbd && (addr = nbd_server_address(s->nbd, i)); i++)
 		log_info("NBD on %s%s", addr, s->tls ? s->config->tls == NBD_TLS_REQUIRE ? ", TLS required" : ", TLS allowed" : "");
 	for (unsigned i = 0; s->vhost && (addr = vhost_server_path(s->vhost, i)); i++)
 		log_info("vhost-user on %s", addr);
 	for (unsigned i = 0; s->fuse && (addr = fuse_server_path(s->fuse, i)); i++)
 		log_info("file %s", addr);
+	return 0;
+}
+
+static co_fn void co_announce(struct serve *s)
+{
+	unsigned n = s->split->n > 1 ? s->split->nvolumes : s->graph.n;
+
+	announce_volumes(s);
+	for (unsigned i = 0; i < s->npeers; i++)
+		co_serve_call(&s->peers[i], announce_volumes, &s->peers[i]);
+	announce_exports(s);
+	for (unsigned i = 0; i < s->npeers; i++)
+		co_serve_call(&s->peers[i], announce_exports, &s->peers[i]);
+	if (s->split->together)
+		log_warn("--reactors: all on one; %s", s->split->together);
 	log_info("ready");
-	notify_send("READY=1\nSTATUS=serving %u volume%s", s->graph.n, s->graph.n == 1 ? "" : "s");
+	notify_send("READY=1\nSTATUS=serving %u volume%s", n, n == 1 ? "" : "s");
 }
 
 /* --- Images that grow outside --- */
@@ -278,40 +324,101 @@ static void exit_hung(struct serve *s, const char *what, bool safe)
 	_exit(safe ? 0 : 1);
 }
 
+static co_fn int co_end_clients(void *arg)
+{
+	struct serve *s = arg;
+	int ret;
+
+	s->stop = true;
+	co_queue_wake_all(&s->stop_q);
+	if (s->fuse)
+		s->files = co_fuse_server_stop(s->fuse, s->end_ns);
+	if (s->vhost)
+		s->clients = co_vhost_server_stop(s->vhost, s->end_ns);
+	if (s->nbd) {
+		ret = co_nbd_server_stop(s->nbd, s->end_ns);
+		s->clients = s->clients ? s->clients : ret;
+	}
+	return 0;
+}
+
+static co_fn int co_end_writes(void *arg)
+{
+	struct serve *s = arg;
+
+	s->flushed = co_graph_commit(&s->graph, s->end_ns, &s->hung);
+	return 0;
+}
+
+static co_fn int co_end_graph(void *arg)
+{
+	struct serve *s = arg;
+
+	graph_cancel(&s->graph);
+	if (co_spawn("close", co_close_all, s) < 0)
+		co_close_all(s);
+	while (!s->closed && co_queue_wait_until(&s->stop_q, s->end_ns, "the volumes to close"))
+		;
+	return 0;
+}
+
+/* A step of the end, on all reactors until the same time. A reactor that does not answer at all is what the alarm is for. */
+static co_fn void co_end_step(struct serve *s, uint64_t until, int (*fn)(void *arg))
+{
+	s->end_ns = until;
+	for (unsigned i = 0; i < s->npeers; i++)
+		s->peers[i].end_ns = until;
+	co_everywhere(s, fn);
+}
+
+/* What came of a step on the other reactors, in the first's place. */
+static void take_results(struct serve *s)
+{
+	for (unsigned i = 0; i < s->npeers; i++) {
+		const struct serve *p = &s->peers[i];
+
+		s->files = s->files ? s->files : p->files;
+		s->clients = s->clients ? s->clients : p->clients;
+		if (p->flushed == -ETIMEDOUT || !s->flushed)
+			s->flushed = p->flushed;
+		s->hung = s->hung ? s->hung : p->hung;
+		s->error = s->error ? s->error : p->error;
+	}
+}
+
+static bool all_closed(const struct serve *s)
+{
+	for (unsigned i = 0; i < s->npeers; i++)
+		if (!s->peers[i].closed)
+			return false;
+	return s->closed;
+}
+
 static co_fn void co_stop(struct serve *s)
 {
 	uint64_t start = rt_now_exact_ns();
-	const char *hung = NULL;
 	char what[128] = "the image";
-	int clients = 0, files = 0, ret;
+	int ret;
 
 	notify_send("STOPPING=1\nSTATUS=stopping");
-	if (s->fuse)
-		files = co_fuse_server_stop(s->fuse, start + CLIENTS_MS * MS);
-	if (s->vhost)
-		clients = co_vhost_server_stop(s->vhost, start + CLIENTS_MS * MS);
-	if (s->nbd) {
-		ret = co_nbd_server_stop(s->nbd, start + CLIENTS_MS * MS);
-		clients = clients ? clients : ret;
-	}
+	co_end_step(s, start + CLIENTS_MS * MS, co_end_clients);
+	take_results(s);
 	if (s->drain && s->graph.log && !s->cut_short)
 		co_drain_at_end(s);
 	control_stop(s->control);
 	/* A drain may have taken long. */
 	start = max(start, rt_now_exact_ns() - CLIENTS_MS * MS);
-	ret = co_graph_commit(&s->graph, start + COMMIT_MS * MS, &hung);
-	if (hung)
-		snprintf(what, sizeof(what), "volume '%s'", hung);
+	co_end_step(s, start + COMMIT_MS * MS, co_end_writes);
+	take_results(s);
+	ret = s->flushed;
+	if (s->hung)
+		snprintf(what, sizeof(what), "volume '%s'", s->hung);
 	if (ret == -ETIMEDOUT)
 		exit_hung(s, what, false);
-	if (clients < 0 || files < 0)
+	if (s->clients < 0 || s->files < 0)
 		exit_hung(s, what, s->graph.log && !ret);
-	s->error = ret;
-	graph_cancel(&s->graph);
-	if (co_spawn("close", co_close_all, s) < 0)
-		co_close_all(s);
-	while (!s->closed && co_queue_wait_until(&s->stop_q, start + CLOSE_MS * MS, "the volumes to close"))
-		;
+	co_end_step(s, start + CLOSE_MS * MS, co_end_graph);
+	take_results(s);
 	if (!s->closed && s->graph.log) {
 		struct wlog_info info;
 
@@ -320,43 +427,105 @@ static co_fn void co_stop(struct serve *s)
 			snprintf(what, sizeof(what), "write log device %.100s", info.hanging);
 	}
 	/* All but the cache's device is closed: nothing is lost with it. */
-	if (!s->closed && !s->graph.n && !s->graph.log && !ret) {
+	if (!s->closed && !s->npeers && !s->graph.n && !s->graph.log && !ret) {
 		log_warn("the cache device hangs; exiting without it");
 		_exit(0);
 	}
-	if (!s->closed)
+	if (!all_closed(s))
 		exit_hung(s, what, s->graph.log && !ret);
 	s->error = s->error ? s->error : ret;
+}
+
+/* --- All of it --- */
+
+/* What a reactor serves by itself; on it. */
+static co_fn int co_open_part(void *arg)
+{
+	struct serve *s = arg;
+	struct err *err = s->err;
+	int ret = co_graph_open(&s->graph, &s->config->graph, s->memory.b, err);
+
+	s->opened = !ret;
+	/* One that listens comes last: it offers what the others have. */
+	if (!ret && s->main && s->split->whole->nnbd)
+		ret = make_nbd(s, err);
+	if (!ret && s->main && s->nbd)
+		ret = add_exports(s, err);
+	if (!ret && s->config->nvhost)
+		ret = co_start_vhost(s, err);
+	if (!ret && s->config->nfuse)
+		ret = co_start_fuse(s, err);
+	if (!ret)
+		ret = watch_sizes(s, err);
+	if (!ret && s->main && s->graph.cache)
+		pressure_set(s, s->config->graph.cache_size);
+	return ret;
+}
+
+static co_fn int co_open_peers(struct serve *s, struct err *err)
+{
+	int ret = 0;
+
+	for (unsigned i = 0; i < s->npeers && !ret; i++) {
+		s->peers[i].err = err;
+		ret = co_serve_call(&s->peers[i], co_open_part, &s->peers[i]);
+		if (ret < 0 && !err->code)
+			err_errno(err, ret, "cannot open the volumes of a reactor");
+	}
+	return ret;
+}
+
+static int start_pressure(void *arg)
+{
+	pressure_start(arg);
+	return 0;
+}
+
+static co_fn int co_destroy_servers(void *arg)
+{
+	struct serve *s = arg;
+
+	nbd_server_destroy(s->nbd);
+	vhost_server_destroy(s->vhost);
+	fuse_server_destroy(s->fuse);
+	s->nbd = NULL;
+	s->vhost = NULL;
+	s->fuse = NULL;
+	return 0;
+}
+
+static bool any_opened(const struct serve *s)
+{
+	bool opened = s->opened;
+
+	for (unsigned i = 0; i < s->npeers; i++)
+		opened |= s->peers[i].opened;
+	return opened;
 }
 
 static co_fn void co_serve_main(void *arg)
 {
 	struct serve *s = arg;
 	struct err *err = s->err;
-	int ret = fuse_clear_paths(s->config, err);
+	int ret = fuse_clear_paths(s->split->whole, err);
 
 	if (!ret)
-		ret = co_graph_open(&s->graph, &s->config->graph, s->memory.b, err);
-	s->opened = !ret;
+		ret = co_open_part(s);
+	if (!ret)
+		ret = co_open_peers(s, err);
 	if (!ret && s->config->nnbd)
 		ret = co_start_nbd(s, err);
-	if (!ret && s->config->nvhost)
-		ret = co_start_vhost(s, err);
-	if (!ret && s->config->nfuse)
-		ret = co_start_fuse(s, err);
 	if (!ret && s->config->control)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret)
-		ret = watch_sizes(s, err);
-	if (!ret)
 		ret = memory_start(s, err);
 	if (!ret)
-		ret = serve_confine(s, err);
+		ret = co_serve_confine(s, err);
 	if (!ret) {
 		if (s->tls)
 			watch_hangup(s);
-		announce(s);
-		pressure_start(s);
+		co_announce(s);
+		co_everywhere(s, start_pressure);
 		while (!s->stop)
 			co_queue_wait(&s->stop_q, "the end");
 	}
@@ -365,31 +534,45 @@ static co_fn void co_serve_main(void *arg)
 	/* Who works until the end is told also where the start has failed. */
 	if (!s->stop)
 		serve_stop(s, false);
-	if (s->opened)
+	if (any_opened(s))
 		co_stop(s);
 	if (!ret && s->error)
 		ret = err_errno(err, s->error, "not everything could be written at the end");
 	s->error = ret;
-	nbd_server_destroy(s->nbd);
+	co_everywhere(s, co_destroy_servers);
 	tls_creds_free(s->tls);
-	vhost_server_destroy(s->vhost);
-	fuse_server_destroy(s->fuse);
+	s->tls = NULL;
+}
+
+static int run(struct serve *s, struct err *err)
+{
+	int ret = serve_reactor_create(s, s->split->whole, s->split->n, err);
+
+	if (!ret)
+		ret = peers_start(s, err);
+	if (!ret) {
+		watch_signals(s);
+		ret = rt_run(s->rt, co_serve_main, s);
+		if (ret < 0)
+			err_errno(err, ret, "the event loop failed");
+		else
+			ret = s->error;
+	}
+	peers_end(s);
+	memory_fini(s);
+	serve_reactor_destroy(s);
+	budget_destroy(s->memory.b);
+	return ret;
 }
 
 int serve_run(const struct serve_config *config, struct err *err)
 {
-	struct serve s = { .config = config, .err = err, .drain = config->drain };
-	unsigned ndisks = max(config->graph.ndisks, 1u);
-	struct rt_config rc = {
-		.coroutines = min(1024u * ndisks * (config->nnbd > 0) + VHOST_REQUESTS * config->nvhost +
-				  FUSE_REQUESTS * config->nfuse, REQUESTS_MAX) + 1024 + config->nbd_conns,
-		.spin_ns = config->poll_ns,
-		/* An image on a cluster that hangs may hold one of them. */
-		.offload_threads = 4 + ndisks,
-	};
-	struct rt_bufpool *bounce = NULL;
+	struct split *split = malloc(sizeof(*split));
+	struct serve s = { .err = err, .drain = config->drain, .split = split };
 	int ret;
 
+	if (!split)
+		return err_set(err, -ENOMEM, "out of memory");
 	backends_register();
 	disk_register_format(&qcow2_format);
 	if (config->aio)
@@ -397,26 +580,11 @@ int serve_run(const struct serve_config *config, struct err *err)
 	if (config->cache)
 		disk_set_default("cache", config->cache);
 	co_queue_init(&s.stop_q);
-	ret = rt_create(&rc, &s.rt, err);
-	if (ret < 0)
-		return ret;
-	ret = memory_init(&s, err);
+	ret = split_init(split, config, err);
+	s.config = &split->part[0];
 	if (!ret)
-		ret = rt_bufpool_create(s.rt, BOUNCE_BYTES, &bounce, err);
-	if (!ret)
-		ret = rt_bufpool_account(bounce, "bounce buffers", err);
-	if (!ret) {
-		rt_set_bufs(s.rt, bounce);
-		watch_signals(&s);
-		ret = rt_run(s.rt, co_serve_main, &s);
-		if (ret < 0)
-			err_errno(err, ret, "the event loop failed");
-		else
-			ret = s.error;
-	}
-	memory_fini(&s);
-	rt_bufpool_destroy(bounce);
-	rt_destroy(s.rt);
-	budget_destroy(s.memory.b);
+		ret = run(&s, err);
+	split_fini(split);
+	free(split);
 	return ret;
 }

@@ -8,6 +8,8 @@
 
 struct err;
 
+#define SERVE_REACTORS_MAX 32
+
 struct serve_config {
 	struct graph_config graph;
 	const char *const *nbd;	/* addresses */
@@ -33,7 +35,8 @@ struct serve_config {
 	const char *aio, *cache; /* defaults for files, or NULL */
 	uint64_t memory;	/* of the process: see memory.h */
 	bool drain;		/* empty the log before the end */
-	uint64_t poll_ns;	/* how long the reactor polls before it sleeps */
+	uint64_t poll_ns;	/* how long a reactor polls before it sleeps */
+	unsigned reactors;	/* that the volumes are spread over; 0: 1 */
 };
 
 /* Serves until SIGTERM, SIGINT or the control socket's `shutdown`. 0, or -errno with a message. May not return when an image hangs: it ends the process itself. */

@@ -9,8 +9,10 @@
 #include "blk/spec.h"
 #include "daemon/confine.h"
 #include "daemon/internal.h"
+#include "daemon/peers.h"
 #include "daemon/serve.h"
 #include "export/fuse/server.h"
+#include "daemon/split.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
 #include "util/err.h"
@@ -99,9 +101,21 @@ static bool mentions(const struct serve_config *c, const char *word)
 	return found;
 }
 
+/* The sockets of one reactor, which are removed at the end. */
+static void collect_sockets(const struct serve *s, struct needs *n)
+{
+	const char *path;
+
+	for (unsigned i = 0; s->nbd && (path = nbd_server_address(s->nbd, i)); i++)
+		if (!strncmp(path, "unix:", 5))
+			add_folder_of(n, n->c.remove, &n->nremove, path + 5);
+	for (unsigned i = 0; s->vhost && (path = vhost_server_path(s->vhost, i)); i++)
+		add_folder_of(n, n->c.remove, &n->nremove, path);
+}
+
 static void collect(struct serve *s, struct needs *n)
 {
-	const struct serve_config *c = s->config;
+	const struct serve_config *c = s->split->whole;
 	const char *path = getenv("WEIR_PRESSURE_FILE");
 
 	if (path)
@@ -121,26 +135,83 @@ static void collect(struct serve *s, struct needs *n)
 		n->c.write[n->nwrite++] = c->allow_paths[i];
 	for (unsigned i = 0; c->control && i < c->graph.nlogs; i++)
 		need_log(n, c->graph.logs[i]);
-	/* Sockets are removed at the end. */
 	if (c->control)
 		add_folder_of(n, n->c.remove, &n->nremove, c->control);
-	for (unsigned i = 0; s->nbd && (path = nbd_server_address(s->nbd, i)); i++)
-		if (!strncmp(path, "unix:", 5))
-			add_folder_of(n, n->c.remove, &n->nremove, path + 5);
-	for (unsigned i = 0; s->vhost && (path = vhost_server_path(s->vhost, i)); i++)
-		add_folder_of(n, n->c.remove, &n->nremove, path);
+	collect_sockets(s, n);
+	for (unsigned i = 0; i < s->npeers; i++)
+		collect_sockets(&s->peers[i], n);
 }
 
-int serve_confine(struct serve *s, struct err *err)
+/* On one of the reactors. */
+struct step {
+	struct serve *s;
+	const struct confine_config *c;
+	struct err *err;
+	int (*fn)(struct step *t);
+};
+
+/* Files are unmounted by root, or by a program that has to be started, and neither is possible from inside. */
+static int guard_files(struct step *t)
+{
+	return t->s->fuse && (t->c->sandbox || t->c->user) ? fuse_server_guard(t->s->fuse, t->err) : 0;
+}
+
+static int drop_capabilities(struct step *t)
+{
+	return confine_capabilities(t->c, t->err);
+}
+
+static int restrict_files(struct step *t)
+{
+	return confine_files(t->s->rt, t->c, NULL, t->err);
+}
+
+static int take_step(void *arg)
+{
+	struct step *t = arg;
+
+	return t->fn(t);
+}
+
+static co_fn int co_peers_step(struct serve *s, const struct confine_config *c, int (*fn)(struct step *t), struct err *err)
+{
+	int ret = 0;
+
+	for (unsigned i = 0; i < s->npeers && !ret; i++) {
+		struct step t = { &s->peers[i], c, err, fn };
+
+		ret = co_serve_call(t.s, take_step, &t);
+		if (ret < 0 && !err->code)
+			err_errno(err, ret, "sandbox: a reactor does not answer");
+	}
+	return ret;
+}
+
+co_fn int co_serve_confine(struct serve *s, struct err *err)
 {
 	struct needs n = { 0 };
+	struct step own;
 	int ret;
 
 	collect(s, &n);
-	/* Files are unmounted by root, or by a program that has to be started, and neither is possible from inside. */
-	ret = s->fuse && (n.c.sandbox || n.c.user) ? fuse_server_guard(s->fuse, err) : 0;
+	own = (struct step){ s, &n.c, err, guard_files };
+	ret = guard_files(&own);
 	if (!ret)
-		ret = confine(s->rt, &n.c, &s->confined, err);
+		ret = co_peers_step(s, &n.c, guard_files, err);
+	/* What is a thread's own is given up on each; the user and the filter of system calls are the process's, and the filter comes last. */
+	if (!ret)
+		ret = co_peers_step(s, &n.c, drop_capabilities, err);
+	if (!ret)
+		ret = confine_user(&n.c, err);
+	s->confined = (struct confined){ 0 };
+	if (!ret)
+		ret = confine_files(s->rt, &n.c, &s->confined, err);
+	if (!ret)
+		ret = co_peers_step(s, &n.c, restrict_files, err);
+	if (!ret)
+		ret = confine_calls(&n.c, &s->confined, err);
+	for (unsigned i = 0; i < s->npeers && !ret; i++)
+		s->peers[i].confined = s->confined;
 	while (n.nowned)
 		free(n.owned[--n.nowned]);
 	return ret;
