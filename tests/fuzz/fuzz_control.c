@@ -39,6 +39,9 @@ static co_fn void co_run(void *arg)
 	size_t at = 0;
 
 	co_queue_init(&s.stop_q);
+	co_queue_init(&s.memory.q);
+	if (budget_create(UINT64_MAX / 2, &s.memory.b))
+		abort();
 	if (co_disk_open("mem:1M", DISK_OPEN_RDWR, &d, &err) || volume_create("disk", d, &s.graph.volumes[0], &err))
 		abort();
 	s.graph.n = 1;
@@ -52,6 +55,7 @@ static co_fn void co_run(void *arg)
 		at += len + 1;
 	}
 	co_volume_destroy(s.graph.volumes[0]);
+	budget_destroy(s.memory.b);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
