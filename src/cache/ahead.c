@@ -6,6 +6,9 @@
  * are read ahead of it, in a window that begins at AHEAD_MIN and doubles each time the reader has used half of it. What is read ahead is not yet an access to
  * the policy: it counts as seen once when it is used first.
  *
+ * Where the store keeps objects the window grows up to one of them, if memory allows, and from then on read-ahead goes from border to border: a whole object is
+ * asked for as soon as half of the one before has been used, and no read touches two.
+ *
  * It must pay: each block that was used counts for it, each that was evicted unused counts twice against it. Where that goes below AHEAD_FLOOR, the next
  * AHEAD_PAUSE occasions pass unused, and then it has to prove itself anew.
  */
@@ -14,6 +17,7 @@
 #define AHEAD_RUNS 2u
 #define AHEAD_MIN (128u << 10)
 #define AHEAD_MAX (2u << 20)
+#define AHEAD_OBJECT (4u << 20)	/* the largest that is read in one step */
 #define AHEAD_FLYING 8u
 #define AHEAD_SCORE 256
 #define AHEAD_FLOOR (-64)
@@ -46,9 +50,11 @@ static co_fn void co_ahead_main(void *arg)
 	fill_put(f);
 }
 
-/* Starts to read blocks first..last in the background, as far as there is room. Returns where it stopped. */
-static uint64_t start(struct cache_volume *v, uint64_t first, uint64_t last)
+/* Starts to read blocks first..last in the background, as far as there is room, by at most `step` bytes up to the next multiple of it. Returns where it stopped. */
+static uint64_t start(struct cache_volume *v, uint64_t first, uint64_t last, uint64_t step)
 {
+	uint64_t unit = max(step >> v->c->shift, 1ull);
+
 	while (first <= last && v->ahead_flying < AHEAD_FLYING && co_available() > AHEAD_SPARE) {
 		struct cache_fill *f;
 
@@ -56,7 +62,7 @@ static uint64_t start(struct cache_volume *v, uint64_t first, uint64_t last)
 			first++;
 			continue;
 		}
-		f = fill_start(v, CACHE_DATA, first, last - first + 1, false);
+		f = fill_start(v, CACHE_DATA, first, min(last - first + 1, step ? unit - first % unit : UINT64_MAX), false);
 		if (!f)
 			break;
 		first += f->n;
@@ -94,7 +100,8 @@ bool ahead_note(struct cache_volume *v, uint64_t off, uint64_t len)
 	struct cache_stream *s = stream_of(v, off);
 	bool goes_on = s->next == off;
 	uint64_t end = off + len, stop;
-	uint32_t most = (uint32_t)min((uint64_t)AHEAD_MAX, (uint64_t)c->mem.allowed * c->config.chunk / 16);
+	uint64_t memory = (uint64_t)c->mem.allowed * c->config.chunk / 16, step = min(v->disk.file->limits.object, AHEAD_OBJECT);
+	uint32_t most = (uint32_t)min(max(step, (uint64_t)AHEAD_MAX), memory);
 
 	s->next = end;
 	s->stamp = ++v->stream_clock;
@@ -109,10 +116,11 @@ bool ahead_note(struct cache_volume *v, uint64_t off, uint64_t len)
 	s->ahead = max(s->ahead, end);
 	if (s->ahead - end > s->window / 2)
 		return true;
-	stop = min(end + s->window, v->disk.size);
+	stop = step && s->window >= step ? align_up(end + s->window / 2, step) : end + s->window;
+	stop = min(stop, v->disk.size);
 	stop = min(stop, KEY_BLOCKS << c->shift);
 	if (s->ahead < stop)
-		s->ahead = max(start(v, s->ahead >> c->shift, (stop - 1) >> c->shift) << c->shift, s->ahead);
+		s->ahead = max(start(v, s->ahead >> c->shift, (stop - 1) >> c->shift, step) << c->shift, s->ahead);
 	s->window = min(s->window * 2, most);
 	return true;
 }

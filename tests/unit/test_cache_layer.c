@@ -249,6 +249,62 @@ static void sequential_reads_are_read_ahead(void)
 	on_sim(seed, co_sequential, NULL);
 }
 
+#define OBJECT (1u << 20)
+
+struct borders {
+	unsigned reads, crossing;
+	uint64_t bytes, begun[24];	/* of each object: where the reader was when the first read of it began */
+	uint64_t reader;
+};
+
+static int watch_borders(void *arg, struct disk *d, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	struct borders *b = arg;
+
+	if (op != DISK_OP_READ)
+		return 0;
+	b->reads++;
+	b->bytes += len;
+	b->crossing += off / OBJECT != (off + len - 1) / OBJECT;
+	if (!b->begun[off / OBJECT])
+		b->begun[off / OBJECT] = b->reader + 1;
+	return 0;
+}
+
+static co_fn void co_by_objects(void *arg)
+{
+	struct cache *c = make_cache(8192, (struct cache_config){ .block = BLOCK });
+	struct disk *file = co_open("delay:read=2ms:mem:16M"), *d;
+	struct err err = ERR_INIT;
+	struct borders b = { 0 };
+	static char buf[BLOCK];
+
+	file->limits.object = OBJECT;
+	CHECK_EQ(co_cache_attach(c, "v", file, CACHE_ALL, &d, &err), 0);
+	co_fill(d, 16 << 20);
+	file->trace = watch_borders;
+	file->trace_arg = &b;
+	/* Beginning in the middle of one. */
+	for (b.reader = OBJECT / 2 + 5 * BLOCK; b.reader < 16 << 20; b.reader += BLOCK) {
+		CHECK_EQ(co_disk_read(d, b.reader, buf, BLOCK, 0), 0);
+		CHECK_EQ(buf[5], 9);
+		co_sleep_ns(50000);
+	}
+	printf("  15.5 MiB: %u reads below\n", b.reads);
+	CHECK_EQ(b.crossing, 0);
+	CHECK_EQ(b.bytes, (16 << 20) - (OBJECT / 2 + 5 * BLOCK));
+	/* As soon as half of the one before has been used. */
+	for (unsigned i = 4; i < 16; i++)
+		CHECK(b.begun[i] && b.begun[i] <= i * OBJECT - OBJECT / 2 + BLOCK + 1);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void read_ahead_goes_from_object_to_object(void)
+{
+	on_sim(seed, co_by_objects, NULL);
+}
+
 static co_fn void co_not_sequential(void *arg)
 {
 	struct cache *c = make_cache(128, (struct cache_config){ .block = BLOCK });
@@ -441,6 +497,7 @@ int main(void)
 	RUN(blocks_of_zeroes_take_no_data_memory);
 	RUN(a_disk_beyond_the_index_is_not_cached_and_disturbs_nobody);
 	RUN(sequential_reads_are_read_ahead);
+	RUN(read_ahead_goes_from_object_to_object);
 	RUN(read_ahead_that_does_not_pay_stops);
 	RUN(a_share_is_kept_and_a_limit_is_one);
 	RUN(classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once);
