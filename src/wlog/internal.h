@@ -43,7 +43,7 @@
 #define WL_RETRY_NS 1000000000ull
 #define WL_DEPTH_USUAL 16u	/* image writes in flight */
 #define WL_DEPTH_MAX 64u
-#define WL_RUN_MAX (4u << 20)	/* of one image write */
+#define WL_RUN_MAX (1u << 20)	/* of one image write */
 #define WL_RUN_CHUNK (64u << 10)
 #define WL_RUN_CHUNKS 256u
 #define WL_ROUND_MAX (64ull << 20)

@@ -3,9 +3,9 @@
  * Write log: runs, the image writes of destage.
  *
  * A run is a range of adjacent pieces of one kind that goes to the image in one write. Its end is where the pieces end, or
- *   - the next border of an object, where the store keeps objects: one write for a whole one, and none that touches two (a run of some objects would be several
- *     requests below, which must all be waited for);
- *   - else about WL_RUN_USUAL bytes on, at a multiple of what the image likes best, so that no write is cut in the middle of a unit.
+ *   - where the store keeps objects, at the next multiple of WL_RUN_MAX, or of an object if it is smaller: no write touches two, and a whole one is a few
+ *     large writes that are in flight together (one write for all of it costs Ceph's OSD several times as much, see docs/decisions/047);
+ *   - else about WL_RUN_MAX bytes on, at a multiple of what the image likes best, so that no write is cut in the middle of a unit.
  *
  * How many at once: WL_DEPTH_USUAL, or as many as the image says it needs (opt_depth). What decides the rate at which small dirty pieces leave the log is not the time that
  * the store takes for one write, but how many are in flight meanwhile.
@@ -27,7 +27,6 @@
 
 #define GUEST_ACTIVE_NS 10000000ull
 #define PAUSE_MAX_NS 5000000ull
-#define WL_RUN_USUAL (1u << 20)
 #define CO_SPARE 64u		/* coroutines that stay for requests of guests */
 #define RUN_MEM ((uint64_t)WL_RUN_CHUNKS * WL_RUN_CHUNK)
 #define KEEP_CHUNKS 16u		/* stay when the destager rests */
@@ -257,7 +256,7 @@ static uint64_t last_end(const struct disk *image, uint64_t off)
 
 		return align_down(off, unit) + unit;
 	}
-	return align_down(off + WL_RUN_USUAL, is_pow2(l->opt_io) && l->opt_io <= WL_RUN_USUAL ? l->opt_io : 1);
+	return align_down(off + WL_RUN_MAX, is_pow2(l->opt_io) && l->opt_io <= WL_RUN_MAX ? l->opt_io : 1);
 }
 
 /* The first run at or behind `off`. False: there is none. */

@@ -415,6 +415,7 @@ class Bench:
                 if with_it and without:
                     add(f"missed {qd}: {who}: more CPU per I/O, us", with_it - without, most, False)
         self.qcow2.targets(add)
+        self.rbd.targets(add)
         if self.process:
             p = self.process
             add(f"start to ready with {p['dirty_bytes'] >> 20} MiB of dirty log, s", statistics.median(p["ready_s"]), 0.5, False)

@@ -3,9 +3,15 @@
 """
 bench.py's rows for Ceph images (--only rbd): weir with and without its log, and librbd by fio's rbd engine, in turns on a cluster of one OSD on this machine.
 
-Work is "rbd STORE sync THINK" (8000 bytes and a flush at depth 1, with a pause of THINK before each; p50 and p99 are of the write plus of the flush), "rbd STORE randrw qd64"
-(4 KiB, 75 % reads; p50 and p99 of the writes) or "rbd STORE drain" (how many of such synchronous writes a second the log gives to the cluster). STORE: `bluestore` on a
-file of this disk, or `memstore`, which stands for a fast cluster. The images were written once before. The raw file is the local disk that the log is on, 8192 bytes there.
+STORE is `bluestore` on a file of this disk, or `memstore`, which stands for a fast cluster; both run all the time. The images were written once before. The work:
+
+rbd STORE sync THINK    8000 bytes and a flush at depth 1, with a pause of THINK before each; p50 and p99 are of write and flush together. The raw file is the local disk
+                        that the log is on, 8192 bytes with O_DIRECT and O_DSYNC there.
+rbd STORE half          the same without a pause, in an empty log and in one that is more than half full (of scattered records, so that destage is busy all the while)
+rbd STORE drain         how many such writes a second the log gives to the cluster when it is told to: one behind the other, and scattered (no two are neighbours)
+rbd STORE close         from SIGTERM until the process has ended, with a log that is more than half full
+rbd STORE randrw qd64   4 KiB, 75 % reads; p50 and p99 of the writes. The cache holds half of the image, which has been read once before; what the log still holds at the end
+                        is not in the figure.
 
 The client of the synchronous rows is a loop in this file, over libnbd, librbd's Python binding or pwrite(2): fio tells write and flush apart only, and the sum of their
 percentiles is not the percentile of the sum. The loop's own cost is some 10 us, for all the same.
@@ -18,6 +24,11 @@ import subprocess
 import sys
 import time
 
+try:
+    import nbd
+except ImportError:
+    nbd = None
+
 from bench_lib import DISTURBED, TICK, cpu_idle, cpu_seconds, wait_quiet
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../ceph"))
@@ -28,31 +39,36 @@ THINK = {"0ms": 0, "2ms": 2000, "10ms": 10000}
 LIBRBD = {"librbd": "rbd_cache=false", "librbd writearound": "rbd_cache=true rbd_cache_policy=writearound",
           "librbd writeback": "rbd_cache=true rbd_cache_policy=writeback"}
 SIZE_M, SPAN_M = 256, 64
-SYNC = ["weir + log", "weir", *LIBRBD]
-PLAN = [] if why_not() else [row for store in STORES for row in (
-    *((f"rbd {store} sync {think}", (["raw file"] if store == "bluestore" else []) + SYNC) for think in THINK),
-    (f"rbd {store} randrw qd64", ["weir + log and cache", "weir", "librbd"]),
-    (f"rbd {store} drain", ["weir + log"]))]
+HALF = ("weir + log, empty", "weir + log, half full")
+RECORD, STRIDE = 8000, 12288
+PLAN = [] if why_not() or not nbd else [row for store in STORES for row in (
+    *((f"rbd {store} sync {think}", (["raw file"] if store == "bluestore" else []) + ["weir + log"] + (["weir"] if think == "0ms" else []) + [*LIBRBD])
+      for think in THINK),
+    (f"rbd {store} half", [*HALF]),
+    (f"rbd {store} drain", ["weir + log", "weir + log, scattered"]),
+    (f"rbd {store} close", ["weir + log"]),
+    (f"rbd {store} randrw qd64", ["weir + log and cache", "weir", "librbd"]))]
 
 
 class Rbd:
     def __init__(self, b):
-        self.b, self.c, self.store = b, None, None
+        self.b, self.c, self.clusters = b, None, {}
+        self.log = os.path.join(b.d, "log-rbd")
         atexit.register(self.stop)
 
     def stop(self):
-        if self.c:
-            self.c.__exit__()
-        self.c = None
+        for c in self.clusters.values():
+            c.__exit__()
+        self.clusters = {}
 
     def need(self, store):
-        if self.c and self.store == store:
-            return
-        self.stop()
-        self.store = store
-        self.c = Cluster(store).__enter__()
-        self.c.create("img", "%dM" % SIZE_M)
-        self.fio(["--rw=write", "--bs=1M", "--iodepth=8", "--size=%dM" % SIZE_M], "librbd", None, timed=False)
+        if store not in self.clusters:
+            self.c = self.clusters[store] = Cluster(store).__enter__()
+            self.c.create("img", "%dM" % SIZE_M)
+            self.fio(["--rw=write", "--bs=1M", "--iodepth=8", "--size=%dM" % SIZE_M], "librbd", None, timed=False)
+        if not os.path.exists(self.log):
+            subprocess.run([self.b.a.weir, "log", "create", "--size", "256M", self.log], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.c = self.clusters[store]
 
     def fio(self, job, who, server, timed=True):
         argv = ["fio", "--output-format=json", "--name=x", "--randrepeat=0", "--norandommap=1", *job]
@@ -68,32 +84,76 @@ class Rbd:
             raise RuntimeError("fio failed: " + out.stderr[:1000] + out.stdout[:1000])
         return json.loads(out.stdout[out.stdout.index("{"):])
 
-    def server(self, who):
+    def server(self, words, who):
         if not who.startswith("weir"):
             return None
         self.control = os.path.join(self.b.d, "control")
-        return self.b.weir(self.c.disk("img"), log="log" in who,
-                           extra=("--control", self.control, *(("--cache-size", "128M") if "cache" in who else ())))
+        log = ("--log", self.log if words[2] in ("half", "close") else self.b.log) if "log" in who else ()
+        server = self.b.weir(self.c.disk("img"), extra=("--control", self.control, *log, *(("--cache-size", "128M") if "cache" in who else ())))
+        if "cache" in who:
+            self.fio(["--rw=read", "--bs=256k", "--iodepth=4", "--size=%dM" % SIZE_M], who, server, timed=False)
+        return server
 
-    def sync(self, think, who, server, span_m=SPAN_M):
+    def sync(self, think, who, server, most=10**9):
         where = ["rbd", "img", LIBRBD[who]] if who in LIBRBD else ["nbd", server.uris[0], ""] if server else ["raw", self.b.file, ""]
-        out = subprocess.run([sys.executable, __file__, *where, str(think), str(self.b.a.seconds), str(span_m << 20)], stdin=subprocess.DEVNULL,
+        out = subprocess.run([sys.executable, __file__, *where, str(think), str(self.b.a.seconds), str(SPAN_M << 20), str(most)], stdin=subprocess.DEVNULL,
                              capture_output=True, text=True, env=self.c.env, check=False)
         if out.returncode:
             raise RuntimeError("the client failed: " + out.stderr[-1000:])
         return json.loads(out.stdout)
 
     def daemons(self):
-        return sum(cpu_seconds(d.proc.pid) for d in (self.c.osd, self.c.mon))
+        return sum(cpu_seconds(d.proc.pid) for c in self.clusters.values() for d in (c.osd, c.mon))
 
-    def drain(self, server):
-        """Synchronous writes for a while, each to another place, and then what the log still holds goes to the image as fast as it can."""
-        r = self.sync(0, "weir", server, SIZE_M)
-        dirty = self.command("status")["volumes"][0]["disk"]["dirty_bytes"]
+    def records(self, server, most, stride=STRIDE, full=2.0):
+        """Records, many at once, until there are so many or the log is so full; with this stride no two are neighbours. Returns how many."""
+        h = nbd.NBD()
+        h.connect_uri(server.uris[0])
+        h.flush()               # from now on writes are acknowledged from memory
+        data = nbd.Buffer.from_bytearray(bytearray(os.urandom(RECORD)))
+        n = 0
+        while n < most and self.fill() < full:
+            for n in range(n + 1, n + 257):
+                h.aio_pwrite(data, n * stride % ((SIZE_M << 20) - stride), completion=lambda _: 1)
+                while h.aio_in_flight() >= 32:
+                    h.poll(-1)
+            while h.aio_in_flight():
+                h.poll(-1)
+            h.flush()
+        h.shutdown()
+        return n
+
+    def fill(self):
+        log = self.command("status")["log"]
+        return log["used_bytes"] / log["size"]
+
+    def dirty(self):
+        return self.command("status")["volumes"][0]["disk"]["dirty_bytes"]
+
+    def drain(self, who, server):
+        """Merged destage does not know whether there was a flush behind each record, so they are put into the log quickly."""
+        r = {"ios": self.records(server, 4096, STRIDE if "scattered" in who else RECORD), "p50_us": 0, "p99_us": 0}
+        dirty = self.dirty()
         begin = time.monotonic()
         self.command("drain")
-        r["iops"] = dirty / 8000 / (time.monotonic() - begin)
+        r["iops"] = dirty / RECORD / (time.monotonic() - begin)
         return r
+
+    def half(self, who, server):
+        """The writes fit between the middle of the log and the watermark from which on a writer is slowed."""
+        if who == HALF[1]:
+            self.records(server, 100000, full=0.51)
+        r = self.sync(0, "weir", server, most=1000)
+        r["full"] = self.fill()
+        return r
+
+    def close(self, server):
+        self.records(server, 100000, full=0.51)
+        dirty = self.dirty()
+        begin = time.monotonic()
+        server.stop()
+        took = time.monotonic() - begin
+        return {"iops": 1 / took, "ios": 1, "p50_us": took * 1e6, "p99_us": took * 1e6, "dirty": dirty}
 
     def command(self, name):
         with socket.socket(socket.AF_UNIX) as s:
@@ -109,7 +169,11 @@ class Rbd:
         if words[2] == "sync":
             return self.sync(THINK[words[3]], who, server)
         if words[2] == "drain":
-            return self.drain(server)
+            return self.drain(who, server)
+        if words[2] == "half":
+            return self.half(who, server)
+        if words[2] == "close":
+            return self.close(server)
         job = ["--rw=randrw", "--rwmixread=75", "--bs=4k", "--iodepth=64", f"--size={SIZE_M}M"]
         j = self.fio(job, who, server)["jobs"][0]
         p = j["write"]["clat_ns"]["percentile"]
@@ -120,11 +184,11 @@ class Rbd:
         idle, total = cpu_idle()
         own, daemons = os.times(), self.daemons()
         r = self.run(words, who, server)
-        used = server.cpu() if server else 0
-        if server:
+        used = server.cpu() if server and words[2] != "close" else 0
+        if used:
             r["cpu_us"] = used * 1e6 / max(r["ios"], 1)
         now, (idle_now, total_now) = os.times(), cpu_idle()
-        used += sum(now[2:4]) - sum(own[2:4]) + self.daemons() - daemons
+        used += sum(now[:4]) - sum(own[:4]) + self.daemons() - daemons
         r["others"] = max(0.0, (total_now - total - (idle_now - idle) - used * TICK) / max(total_now - total, 1))
         return r
 
@@ -132,7 +196,7 @@ class Rbd:
         words, best = work.split(), None
         self.need(words[1])
         for _ in range(min(self.b.a.tries, 2)):
-            server = self.server(who)
+            server = self.server(words, who)
             try:
                 if server:
                     server.start_clock()
@@ -148,6 +212,34 @@ class Rbd:
         return best
 
 
+    def targets(self, add):
+        def m(work, who, key):
+            return self.b.median(work, who, key)
+
+        def ratio(a, b):
+            return a / b if a and b else None
+
+        for store in STORES:
+            for think in THINK:
+                work, raw = f"rbd {store} sync {think}", m(f"rbd bluestore sync {think}", "raw file", "p99_us")
+                p99 = m(work, "weir + log", "p99_us")
+                add(f"{work}, log: p99 over the raw file's", ratio(p99, raw), 1.5, False)
+                best = min((v for v in (m(work, who, "p99_us") for who in LIBRBD) if v), default=None)
+                if store == "bluestore":
+                    add(f"{work}, log: librbd's best p99 over it", ratio(best, p99), 5, True)
+            with_it, without = (m(f"rbd {store} sync {think}", "weir + log", "p50_us") for think in ("2ms", "0ms"))
+            disk = ratio(*(m(f"rbd bluestore sync {think}", "raw file", "p50_us") for think in ("2ms", "0ms")))
+            add(f"rbd {store}, log: p50 with 2 ms between over that with none" + (f" (raw file: {disk:.2f})" if disk else ""), ratio(with_it, without), 1.1, False)
+            add(f"rbd {store}, log: p50 when more than half full over that when empty", ratio(*(m(f"rbd {store} half", who, "p50_us") for who in HALF[::-1])), 1.1, False)
+            alone = m(f"rbd {store} sync 0ms", "librbd", "iops")
+            add(f"rbd {store}: drain rate over the cluster's at depth 1", ratio(m(f"rbd {store} drain", "weir + log", "iops"), alone), 10, True)
+            took = m(f"rbd {store} close", "weir + log", "p50_us")
+            add(f"rbd {store}: closing with a log more than half full, s", took and took / 1e6, 1, False)
+            alone = m(f"rbd {store} randrw qd64", "librbd", "iops")
+            add(f"rbd {store} randrw: rate of weir over librbd", ratio(m(f"rbd {store} randrw qd64", "weir", "iops"), alone), 0.95, True)
+            add(f"rbd {store} randrw: rate of weir + log and cache over librbd", ratio(m(f"rbd {store} randrw qd64", "weir + log and cache", "iops"), alone), 1.4, True)
+
+
 # --- the client of the synchronous rows ---
 
 def writer(kind, target, options):
@@ -160,7 +252,6 @@ def writer(kind, target, options):
         fd = os.open(target, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
         return lambda off: os.pwrite(fd, buf, off), 8192
     if kind == "nbd":
-        import nbd
         h = nbd.NBD()
         h.connect_uri(target)
         return lambda off: (h.pwrite(data, off), h.flush()), 8000
@@ -173,11 +264,11 @@ def writer(kind, target, options):
     return lambda off: (image.write(data, off), image.flush()), 8000
 
 
-def client(kind, target, options, think, seconds, span):
+def client(kind, target, options, think, seconds, span, most):
     write, size = writer(kind, target, options)
     took, off, start = [], 0, time.perf_counter()
     write(0)                # the lock, the object
-    while time.perf_counter() < start + float(seconds):
+    while time.perf_counter() < start + float(seconds) and len(took) < int(most):
         if int(think):
             time.sleep(int(think) / 1e6)
         begin = time.perf_counter()
