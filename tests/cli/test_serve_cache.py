@@ -242,6 +242,31 @@ def tables_of_a_format_are_metadata():
     s.end()
 
 
+def with_metadata_alone_tables_hit_while_data_misses():
+    size, steps = 256 * MIB, 128  # in clusters of 4 KiB a block of a table covers 2 MiB, and the image itself keeps 32 blocks
+
+    def disk(folder):
+        image = os.path.join(folder, "b.qcow2")
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=4096,preallocation=metadata", image, str(size)], check=True)
+        return [image + ",l2-cache-size=128K"]
+
+    def read(s):
+        reads = [arg for i in range(steps) for arg in ("-c", f"read {i * size // steps} 4k")]
+        subprocess.run(["qemu-io", "-r", "-f", "raw", *reads, f"nbd+unix:///b.qcow2?socket={s.nbd}"], check=True, stdout=subprocess.DEVNULL)
+
+    s = Serve("--cache-size", "20M", "--primarycache", "metadata", disk=disk)
+    read(s)
+    first = s.stats()["volumes"]["b.qcow2: tables 0"]["metadata"]
+    check(first["misses"] >= steps, f"each table is read: {first}")
+    read(s)
+    v = s.stats()["volumes"]
+    tables, top = v["b.qcow2: tables 0"], v["b.qcow2"]
+    check(tables["metadata"]["misses"] == first["misses"], f"and the second time comes from memory: {tables}")
+    check(tables["metadata"]["hits"] - first["hits"] >= steps - 32, f"as a hit of the metadata class: {tables}")
+    check(tables["data_blocks"] == top["data_blocks"] == top["data"]["hits"] == 0, f"while no data is kept: {top}")
+    s.end()
+
+
 def without():
     s = Serve("--cache-size", "0")
     s.read_all()
@@ -252,6 +277,6 @@ def without():
     check(p.returncode == 1 and "too small" in p.stderr and p.stderr.count("\n") == 1, p.stderr)
 
 
-need("nbdcopy")
+need("nbdcopy", "qemu-img", "qemu-io")
 sys.exit(run_tests([figures_and_settings, stat_and_advise, prometheus_says_what_was_read, curves_are_drawn, it_gives_way_to_memory_pressure,
-                    tables_of_a_format_are_metadata, without]))
+                    tables_of_a_format_are_metadata, with_metadata_alone_tables_hit_while_data_misses, without]))

@@ -35,6 +35,9 @@ import bench_tls
 from bench_lib import DISTURBED, GiB, Server, TICK, VhostServer, cpu_idle, wait_quiet
 
 
+SLOW = "delay:read=4ms,write=4ms,flush=8ms:"	# a cluster over the network, or a hard disk
+SPAN_M = 400	# of it that the rows "mixed" and "second" use
+
 class Bench:
     def __init__(self, a, d):
         self.a, self.d = a, d
@@ -72,6 +75,15 @@ class Bench:
         argv += ["--discard-log", *extra, *disks]
         return Server(self.d, argv, [f"nbd+unix:///{n}?socket={self.sock}" for n in names], [self.sock])
 
+    def cache_device(self):
+        """An empty one."""
+        path = os.path.join(self.d, "cache-device")
+        if not os.path.exists(path):
+            subprocess.run([self.a.weir, "cache", "create", "--size", "1G", path], check=True, stdout=subprocess.DEVNULL)
+        else:
+            subprocess.run([self.a.weir, "cache", "create", path], check=True, stdout=subprocess.DEVNULL)
+        return path
+
     def qsd(self, aio):
         return self.qsd_node(f"driver=file,node-name=f0,filename={self.file},cache.direct=on,aio={aio}")
 
@@ -107,6 +119,11 @@ class Bench:
             "qsd page cache": lambda: self.qsd_node(f"driver=file,node-name=f0,filename={self.file},cache.direct=off,aio=threads"),
             "weir, 16M cache": lambda: self.weir(self.file, extra=("--cache-size", "16M")),
             "weir, cache not used": lambda: self.weir(self.file, extra=("--cache-size", "64M", "--primarycache", "none")),
+            "4 ms": lambda: self.weir(SLOW + self.file),
+            "4 ms + log and cache": lambda: self.weir(SLOW + self.file, log=True, extra=("--cache-size", "512M")),
+            "4 ms, 64M cache": lambda: self.weir(SLOW + self.file, extra=("--cache-size", "64M")),
+            "4 ms, 64M cache + device": lambda: self.weir(SLOW + self.file, extra=("--cache-size", "64M", "--cache-device", self.cache_device(),
+                                                                                  "--cache-device-rate", "1G")),
             "weir null": lambda: self.weir("null:1T"),
             "qsd null-co": lambda: self.qsd_node("driver=null-co,node-name=f0,size=1099511627776"),
             "nbdkit null": lambda: self.nbdkit("null", "1T"),
@@ -147,8 +164,12 @@ class Bench:
             n = 4 if workload == "sync16" else 1
             return [["--ioengine=nbd", "--uri=" + u, f"--numjobs={n}", *o] for u in uris]
         rw, qd = workload.split()
-        rw = "randread" if rw in ("cached", "missed") else rw
-        return [["--ioengine=nbd", "--uri=" + uris[0], f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], size]]
+        if rw in ("mixed", "second"):
+            size = f"--size={min(self.a.size, SPAN_M << 20)}"
+        if rw == "mixed":
+            size += " --rwmixread=75"
+        rw = {"cached": "randread", "missed": "randread", "second": "randread", "mixed": "randrw"}.get(rw, rw)
+        return [["--ioengine=nbd", "--uri=" + uris[0], f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], *size.split()]]
 
     def raw_jobs(self, workload, who):
         o = ["--ioengine=io_uring", "--direct=1", "--filename=" + self.file, f"--size={min(self.a.size, GiB)}"]
@@ -178,8 +199,8 @@ class Bench:
         lat50, lat99 = [], []
         for j in result["jobs"]:
             side = j["read"] if j["read"]["total_ios"] else j["write"]
-            ios += side["total_ios"]
-            rate += side["iops"]
+            ios += j["read"]["total_ios"] + j["write"]["total_ios"]
+            rate += j["read"]["iops"] + j["write"]["iops"]
             p50, p99 = (side["clat_ns"]["percentile"][k] for k in ("50.000000", "99.000000"))
             # A write and its flush are two requests: what a caller waits for is both.
             if workload.startswith("sync") and j["sync"]["total_ios"]:
@@ -226,9 +247,10 @@ class Bench:
         best = None
         server = None if who.startswith("raw file") else self.server(who)
         try:
-            if workload.startswith("cached"):	# all of the file, once
+            if workload.split()[0] in ("cached", "mixed", "second"):	# all that will be read, once
+                span = min(self.a.size, GiB if workload.startswith("cached") else SPAN_M << 20)
                 subprocess.run(["fio", "--name=warm", "--ioengine=nbd", "--uri=" + server.uris[0], "--rw=read", "--bs=256k",
-                                "--iodepth=4", f"--size={min(self.a.size, GiB)}"], check=True, stdout=subprocess.DEVNULL)
+                                "--iodepth=4", f"--size={span}"], check=True, stdout=subprocess.DEVNULL)
             for _ in range(self.a.tries):
                 wait_quiet(self.a.quiet)
                 r = self.measure(workload, who, server)
@@ -257,6 +279,8 @@ class Bench:
         ("cached qd32", ["weir cached", "qsd page cache", "nbdkit file"]),
         ("missed qd1", ["weir", "weir, 16M cache", "weir, cache not used"]),
         ("missed qd32", ["weir", "weir, 16M cache", "weir, cache not used"]),
+        ("mixed qd64", ["4 ms", "4 ms + log and cache"]),
+        ("second qd16", ["4 ms", "4 ms, 64M cache", "4 ms, 64M cache + device"]),
         ("randread qd1 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randwrite qd1 ", ["weir null", "qsd null-co"]),
@@ -414,6 +438,8 @@ class Bench:
                 with_it, without = m("missed " + qd, who, "cpu_us"), m("missed " + qd, "weir", "cpu_us")
                 if with_it and without:
                     add(f"missed {qd}: {who}: more CPU per I/O, us", with_it - without, most, False)
+        add("75/25 at QD64 on 4 ms: log and cache over none", ratio(m("mixed qd64", "4 ms + log and cache", "iops"), m("mixed qd64", "4 ms", "iops")), 1, True)
+        add("second level on 4 ms: over memory alone", ratio(m("second qd16", "4 ms, 64M cache + device", "iops"), m("second qd16", "4 ms, 64M cache", "iops")), 1, True)
         self.qcow2.targets(add)
         self.rbd.targets(add)
         if self.process:
