@@ -11,7 +11,7 @@
 #include "backend/media.h"
 #include "format/qcow2/format.h"
 #include "format/qcow2/qcow2.h"
-#include "fuzz/qcow2_fuzz.h"
+#include "fuzz/disk_fuzz.h"
 #include "util/bytes.h"
 #include "util/rng.h"
 
@@ -57,7 +57,7 @@ static co_fn bool co_use(struct powercut *p, unsigned flags, struct rng *r)
 {
 	static const struct qcow2_opts opts = { .table_cache = 1, .run_ahead = 1, .fill_debt = 1 };
 	struct err err = ERR_INIT;
-	struct disk *file = co_fuzz_device(p), *d;
+	struct disk *file = co_fuzz_device(p, "image"), *d;
 	int rc = co_qcow2_open(file, "image", &opts, flags, &d, &err);
 
 	fuzz_told(rc, &err);

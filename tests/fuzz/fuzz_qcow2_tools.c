@@ -9,7 +9,7 @@
 #include "format/qcow2/qcow2.h"
 #include "format/qcow2/tools.h"
 #include "format/qcow2/where.h"
-#include "fuzz/qcow2_fuzz.h"
+#include "fuzz/disk_fuzz.h"
 #include "util/bytes.h"
 
 #define HANG_NS (3600ull * 1000000000)	/* of virtual time */
@@ -24,7 +24,7 @@ static void on_finding(void *arg, const struct qcow2_finding *f)
 
 static co_fn void co_describe(struct powercut *p)
 {
-	struct disk *file = co_fuzz_device(p);
+	struct disk *file = co_fuzz_device(p, "image");
 	struct err err = ERR_INIT;
 	struct qcow2_img img;
 	int rc = co_qcow2_img_open(&img, file, "image", QCOW2_PARSE_LAX, &err);
@@ -40,7 +40,7 @@ static co_fn void co_describe(struct powercut *p)
 
 static co_fn void co_check(struct powercut *p, enum qcow2_repair repair)
 {
-	struct disk *file = co_fuzz_device(p);
+	struct disk *file = co_fuzz_device(p, "image");
 	struct qcow2_check c = { .repair = repair, .finding = on_finding };
 	struct err err = ERR_INIT;
 	struct qcow2_img img;
@@ -56,7 +56,7 @@ static co_fn void co_check(struct powercut *p, enum qcow2_repair repair)
 /* The name of the first snapshot, if there is one. */
 static co_fn bool co_snapshot(struct powercut *p, enum qcow2_snap_op op, const char *which)
 {
-	struct disk *file = co_fuzz_device(p);
+	struct disk *file = co_fuzz_device(p, "image");
 	struct err err = ERR_INIT;
 	struct qcow2_img img;
 	int rc = co_qcow2_img_open(&img, file, "image", 0, &err);
@@ -73,7 +73,7 @@ static co_fn bool co_snapshot(struct powercut *p, enum qcow2_snap_op op, const c
 static co_fn void co_map(struct powercut *p, const char *snapshot)
 {
 	const struct qcow2_opts opts = { .outside = QCOW2_NO_OTHER_FILE, .snapshot = snapshot };
-	struct disk *file = co_fuzz_device(p), *d;
+	struct disk *file = co_fuzz_device(p, "image"), *d;
 	struct err err = ERR_INIT;
 	struct qcow2_where w;
 	uint8_t buf[4096];

@@ -6,18 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/fault.h"
+#include "fuzz/disk_fuzz.h"
 #include "fuzz/wlog_image.h"
-#include "rt/buf.h"
 #include "util/bytes.h"
 #include "util/crc32c.h"
-#include "util/err.h"
-#include "util/log.h"
 #include "wlog/wlog.h"
 
 #define HANG_NS (3600ull * 1000000000)	/* of virtual time */
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static uint8_t device[WLOG_IMAGE_SIZE];
 
@@ -84,11 +79,6 @@ static void on_line(void *arg, const char *text)
 		abort();
 }
 
-static void on_hang(struct rt_timer *t)
-{
-	abort();
-}
-
 static co_fn struct disk *co_attach_first(struct wlog *w, struct powercut *p, unsigned n)
 {
 	static const struct wlog_volume_config config = { .force_replay = true, .no_mark = true };
@@ -119,16 +109,13 @@ static co_fn void co_use(struct disk *d)
 static co_fn void co_open_and_use(struct powercut *p, bool ignore_damage)
 {
 	struct wlog_config config = { .ignore_damage = ignore_damage };
-	struct disk *dev, *volume[2];
+	struct disk *dev = co_fuzz_device(p, "log"), *volume[2];
 	struct err err = ERR_INIT;
 	struct wlog *w;
+	int rc = co_wlog_open(&dev, 1, &config, &w, &err);
 
-	if (powercut_dev_open(powercut_dev_find(p, "log"), &dev))
-		abort();
-	if (co_wlog_open(&dev, 1, &config, &w, &err)) {
-		/* Each refusal has its message. */
-		if (!err.code || !err.msg[0])
-			abort();
+	fuzz_told(rc, &err);
+	if (rc) {
 		co_disk_close(dev);
 		return;
 	}
@@ -142,42 +129,20 @@ static co_fn void co_open_and_use(struct powercut *p, bool ignore_damage)
 	co_wlog_close(w);
 }
 
-static co_fn void co_main(void *arg)
+static co_fn void co_work(struct powercut *p, void *arg)
 {
-	struct powercut *p = arg;
 	struct wlog_check_report report = { 0 };
-	struct rt_timer watchdog = RT_TIMER_INIT;
+	struct disk *dev = co_fuzz_device(p, "log");
 	struct err err = ERR_INIT;
-	struct disk *dev;
 
-	rt_timer_arm(&watchdog, rt_now_ns() + HANG_NS, on_hang);
-	if (powercut_dev_open(powercut_dev_find(p, "log"), &dev))
-		abort();
 	co_wlog_check(&dev, 1, true, on_line, NULL, &report, &err);
 	co_disk_close(dev);
 	co_open_and_use(p, false);
 	co_open_and_use(p, true);
-	rt_timer_cancel(&watchdog);
-}
-
-static struct rt *the_reactor(void)
-{
-	static struct rt_config config = { .coroutines = 64 };
-	static struct rt_bufpool *bufs;
-	static struct rt *rt;
-
-	if (rt)
-		return rt;
-	log_set_level(LOG_NONE);
-	if (rt_create_sim(&config, 1, &rt, NULL) || rt_bufpool_create(rt, 1, &bufs, NULL))
-		abort();
-	rt_set_bufs(rt, bufs);
-	return rt;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct rt *rt = the_reactor();
 	struct powercut *p = powercut_create(1);
 	struct powercut_dev *log = powercut_dev_create(p, "log", WLOG_IMAGE_SIZE, NULL);
 
@@ -185,9 +150,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	powercut_dev_create(p, "image1", WLOG_IMAGE_VOLUME, NULL);
 	build_device(data, size);
 	powercut_dev_poke(log, 0, device, sizeof(device), false);
-	rt_sim_reseed(rt, 1);
-	if (rt_run(rt, co_main, p))
-		abort();
-	powercut_destroy(p);
+	fuzz_run_on(p, co_work, NULL, HANG_NS);
 	return 0;
 }

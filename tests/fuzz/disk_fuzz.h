@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* What the fuzz targets for qcow2 share: a simulated disk with any content, and a reactor that does not hang. */
+/* What the fuzz targets of what lies on disks share: simulated disks with any content, and a reactor that does not hang. */
 #pragma once
 
 #include <stdlib.h>
 
 #include "backend/fault.h"
 #include "rt/buf.h"
+#include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"
 
@@ -23,17 +24,17 @@ static void fuzz_on_hang(struct rt_timer *t)
 	abort();
 }
 
-static co_fn struct disk *co_fuzz_device(struct powercut *p)
+static inline co_fn struct disk *co_fuzz_device(struct powercut *p, const char *name)
 {
 	struct disk *d;
 
-	if (powercut_dev_open(powercut_dev_find(p, "image"), &d))
+	if (powercut_dev_open(powercut_dev_find(p, name), &d))
 		abort();
 	return d;
 }
 
 /* Each refusal has its message. */
-static void fuzz_told(int rc, const struct err *err)
+static inline void fuzz_told(int rc, const struct err *err)
 {
 	if (rc && (!err->code || !err->msg[0]))
 		abort();
@@ -64,18 +65,26 @@ static struct rt *fuzz_reactor(void)
 	return rt;
 }
 
-/* co_work(p, arg) with a device "image" that holds the data. `config` may be NULL. */
-static void fuzz_run(const uint8_t *data, size_t size, const struct powercut_dev_config *config, void (*co_work)(struct powercut *p, void *arg), void *arg,
-		     uint64_t hang_ns)
+/* co_work(p, arg). Destroys p. */
+static inline void fuzz_run_on(struct powercut *p, void (*co_work)(struct powercut *p, void *arg), void *arg, uint64_t hang_ns)
 {
 	struct rt *rt = fuzz_reactor();
-	struct fuzz_job job = { powercut_create(1), co_work, arg, hang_ns };
-	struct powercut_dev *dev = powercut_dev_create(job.p, "image", align_up(size, 512), config);
+	struct fuzz_job job = { p, co_work, arg, hang_ns };
 
-	if (size)
-		powercut_dev_poke(dev, 0, data, size, false);
 	rt_sim_reseed(rt, 1);
 	if (rt_run(rt, co_fuzz_main, &job))
 		abort();
-	powercut_destroy(job.p);
+	powercut_destroy(p);
+}
+
+/* The same with a device "image" that holds the data. `config` may be NULL. */
+static inline void fuzz_run(const uint8_t *data, size_t size, const struct powercut_dev_config *config, void (*co_work)(struct powercut *p, void *arg),
+			    void *arg, uint64_t hang_ns)
+{
+	struct powercut *p = powercut_create(1);
+	struct powercut_dev *dev = powercut_dev_create(p, "image", align_up(size, 512), config);
+
+	if (size)
+		powercut_dev_poke(dev, 0, data, size, false);
+	fuzz_run_on(p, co_work, arg, hang_ns);
 }
