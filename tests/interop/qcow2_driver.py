@@ -289,6 +289,28 @@ def bits_are_respected(rng):
         check("autoclear bits are cleared by a write, others kept", struct.unpack(">QQQ", f.read()[72:96]) == (0, 1 << 40, 0))
 
 
+def unknown_header_extensions_are_kept(rng):
+    """Through writes, another size, snapshots and a repair: the table of feature names, under a type that nobody knows."""
+    ok("qemu-img", "create", "-q", "-f", "qcow2", "a.qcow2", "1M")
+    with open("a.qcow2", "rb") as f:
+        head = f.read(4096)
+    at = head.find(bytes.fromhex("6803f857"))
+    check("QEMU wrote a table of feature names", at > 0)
+    poke("a.qcow2", at, bytes.fromhex("12345678"))
+    want = bytes.fromhex("12345678") + head[at + 4:at + 8 + struct.unpack(">I", head[at + 4:at + 8])[0]]
+    s = Serve("a.qcow2")
+    ok("qemu-io", "-f", "raw", "-c", "write 0 4k", s.uri)
+    s.end()
+    ok(WEIR, "image", "resize", "-q", "a.qcow2", "700G")
+    ok(WEIR, "image", "snapshot", "-q", "-c", "one", "a.qcow2")
+    ok(WEIR, "image", "snapshot", "-q", "-a", "one", "a.qcow2")
+    poke("a.qcow2", 72, struct.pack(">Q", 2))
+    ok(WEIR, "image", "check", "-q", "--repair=all", "a.qcow2")
+    with open("a.qcow2", "rb") as f:
+        check("it is there, as it was", f.read(4096)[at:at + len(want)] == want)
+    ok("qemu-img", "check", "-q", "a.qcow2")
+
+
 def lazy_refcounts_are_repaired(rng):
     ok("qemu-img", "create", "-q", "-f", "qcow2", "-o", "lazy_refcounts=on", "a.qcow2", "1M")
     run("qemu-io", "-f", "qcow2", "-c", "write -P 5 0 300k", "-c", "flush", "-c", "abort", "a.qcow2")
@@ -345,7 +367,7 @@ def main():
         os.chdir(d)
         for test in (plain_images_of_every_kind, overlays_over_shorter_and_longer_files, compressed_clusters_are_read_and_replaced,
                      snapshots_keep_their_contents, data_files, a_kill_leaves_leaks_at_most, with_a_log_in_between,
-                     names_are_followed_only_where_they_may_lead, loops_and_long_chains_end, bits_are_respected, lazy_refcounts_are_repaired,
+                     names_are_followed_only_where_they_may_lead, loops_and_long_chains_end, bits_are_respected, unknown_header_extensions_are_kept, lazy_refcounts_are_repaired,
                      a_write_into_tables_marks_the_image_as_corrupt, other_programs_are_locked_out):
             if not only or test.__name__ in only:
                 began = time.time()
