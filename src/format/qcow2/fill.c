@@ -38,6 +38,20 @@
 #define MAX_FILLS 16384u
 #define MIN_FILLS 16u
 
+/* Zeroes that cost nothing until they are used: calloc() writes them under a sanitizer, and where the heap had the memory before. */
+void *q2_untouched(size_t len)
+{
+	void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+void q2_untouched_free(void *p, size_t len)
+{
+	if (p)
+		munmap(p, len);
+}
+
 int q2_fills_init(struct qcow2 *q, uint64_t debt)
 {
 	uint32_t words, buckets = 16;
@@ -53,27 +67,21 @@ int q2_fills_init(struct qcow2 *q, uint64_t debt)
 	list_init(&q->idle_fills);
 	co_queue_init(&q->fill_room);
 	co_mutex_init(&q->pad_lock);
-	q->fill = calloc(q->fill_cap, sizeof(*q->fill));
+	q->fill = q2_untouched(q->fill_cap * sizeof(*q->fill));
 	q->fill_hash = calloc(buckets, sizeof(*q->fill_hash));
-	q->fill_bits = calloc((size_t)q->fill_cap * words, sizeof(*q->fill_bits));
-	q->pad_reserve = mmap(NULL, PAD_RESERVE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (!q->fill || !q->fill_hash || !q->fill_bits || q->pad_reserve == MAP_FAILED)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < q->fill_cap; i++) {
-		q->fill[i].bits = q->fill_bits + (size_t)i * words;
-		co_queue_init(&q->fill[i].q);
-		list_add_tail(&q->idle_fills, &q->fill[i].node);
-	}
-	return 0;
+	q->fill_bits = q2_untouched((size_t)q->fill_cap * words * sizeof(*q->fill_bits));
+	q->pad_reserve = q2_untouched(PAD_RESERVE);
+	return q->fill && q->fill_hash && q->fill_bits && q->pad_reserve ? 0 : -ENOMEM;
 }
 
 void q2_fills_fini(struct qcow2 *q)
 {
-	free(q->fill);
+	uint32_t words = (q->units + 63) / 64;
+
+	q2_untouched_free(q->fill, q->fill_cap * sizeof(*q->fill));
 	free(q->fill_hash);
-	free(q->fill_bits);
-	if (q->pad_reserve && q->pad_reserve != MAP_FAILED)
-		munmap(q->pad_reserve, PAD_RESERVE);
+	q2_untouched_free(q->fill_bits, (size_t)q->fill_cap * words * sizeof(*q->fill_bits));
+	q2_untouched_free(q->pad_reserve, PAD_RESERVE);
 }
 
 static uint32_t *bucket(struct qcow2 *q, uint64_t cluster)
@@ -134,12 +142,27 @@ static void set_bits(struct qcow2 *q, struct q2_fill *f, uint32_t pos, uint64_t 
 
 static void on_idle(struct rt_timer *t);
 
+/* There is one: who asks has looked at nfills. */
+static struct q2_fill *take_idle(struct qcow2 *q)
+{
+	struct q2_fill *f;
+
+	if (q->fill_used < q->fill_cap) {
+		f = &q->fill[q->fill_used];
+		f->bits = q->fill_bits + (size_t)q->fill_used++ * ((q->units + 63) / 64);
+		co_queue_init(&f->q);
+	} else {
+		f = list_first(&q->idle_fills, struct q2_fill, node);
+		list_del(&f->node);
+	}
+	return f;
+}
+
 static struct q2_fill *fill_new(struct qcow2 *q, uint64_t cluster, uint64_t host, bool own, bool zeroed)
 {
-	struct q2_fill *f = list_first(&q->idle_fills, struct q2_fill, node);
+	struct q2_fill *f = take_idle(q);
 	uint32_t *link = bucket(q, cluster);
 
-	list_del(&f->node);
 	list_add_tail(&q->fills, &f->node);
 	memset(f->bits, 0, (q->units + 63) / 64 * sizeof(*f->bits));
 	f->cluster = cluster;

@@ -142,7 +142,7 @@ struct qcow2 {
 
 	/* fill.c */
 	struct q2_fill *fill;
-	uint32_t *fill_hash, fill_mask, fill_cap, nfills, units, unit_bits, fillers;
+	uint32_t *fill_hash, fill_mask, fill_cap, fill_used, nfills, units, unit_bits, fillers;
 	uint64_t *fill_bits;
 	struct list fills, idle_fills;
 	struct rt_timer idle_timer;
@@ -297,6 +297,8 @@ co_fn int co_q2_write_piece(struct qcow2 *q, uint64_t off, uint64_t len, const s
 
 /* --- fill.c --- */
 
+void *q2_untouched(size_t len);
+void q2_untouched_free(void *p, size_t len);
 int q2_fills_init(struct qcow2 *q, uint64_t debt);
 void q2_fills_fini(struct qcow2 *q);
 struct q2_fill *q2_fill_find_slow(struct qcow2 *q, uint64_t cluster);

@@ -57,7 +57,7 @@ static void q2_free_all(struct qcow2 *q)
 	free(q->l1_dirty);
 	free(q->rt);
 	free(q->meta);
-	free(q->freed);
+	q2_untouched_free(q->freed, Q2_FREED_MAX * sizeof(*q->freed));
 	disk_fini(&q->disk);
 	free(q);
 }
@@ -331,7 +331,7 @@ static int make_caches(struct qcow2 *q, const struct qcow2_opts *o, struct err *
 	if (!ret && !q->disk.read_only)
 		ret = q2_cache_init(&q->rc, RC_BLOCKS, block);
 	if (!ret && !q->disk.read_only) {
-		q->freed = calloc(Q2_FREED_MAX, sizeof(*q->freed));
+		q->freed = q2_untouched(Q2_FREED_MAX * sizeof(*q->freed));
 		ret = q->freed ? q2_fills_init(q, o->fill_debt ? o->fill_debt : FILL_DEBT) : -ENOMEM;
 	}
 	return ret ? err_errno(err, ret, "%s: memory for its tables", q->disk.name) : 0;
