@@ -57,10 +57,13 @@ co_fn void co_volume_destroy(struct volume *v)
 	free(v);
 }
 
-/* Passes the gate; returns the time for co_leave(). */
+/*
+ * Passes the gate; returns the time for leave(). That of the turn: the requests of one turn came together, and the clock is a tenth of what a request costs that
+ * needs no I/O.
+ */
 static co_fn uint64_t co_enter(struct volume *v)
 {
-	uint64_t start = rt_now_exact_ns();
+	uint64_t start = rt_now_ns();
 
 	while (__builtin_expect(v->closed, 0))
 		co_queue_wait(&v->gate, "gate of the volume");
