@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""A real guest under QEMU (software emulation): several queues, a server that is killed under the running guest, a resize, the cache mode.
+"""
+A real guest under QEMU (software emulation): several queues, a server that is killed under the running guest, a resize, the cache mode; at last QEMU itself is
+killed, and the next guest, of user-mode-linux because that boots in a second, finds what was synced.
 
 usage: test_qemu.py WEIR CACHE [TEST ...]
 """
@@ -9,7 +11,7 @@ import re
 import threading
 import time
 
-from guest import Failure, Guest, Weir, check, main
+from guest import KILL, Failure, Guest, Weir, check, main
 
 MIB = 1 << 20
 
@@ -36,6 +38,30 @@ echo AT wrote
 sleep 0.5
 echo "write through" >/sys/block/vda/cache_type || exit 8
 probe writes /dev/vda 10 || exit 9
+echo AT through
+echo "write back" >/sys/block/vda/cache_type || exit 10
+mkfs.ext4 -q -F /dev/vda 65536 && mount -t ext4 /dev/vda /mnt || exit 11
+i=0
+while [ $i -lt 100 ]; do
+	i=$((i + 1))
+	yes "line $i" | head -c 65536 | dd of=/mnt/f$i conv=fsync 2>/dev/null || exit 12
+	echo "synced $i"
+	dd if=/dev/zero of=/mnt/more$i bs=64k count=4 2>/dev/null &
+	[ $i != 6 ] || echo AT die
+done
+exit 13
+"""
+
+RECOVER = r"""
+mount -t ext4 /dev/vda /mnt || exit 1
+dmesg | grep -q "recovery complete" || exit 2
+i=0
+while [ $i -lt $synced ]; do
+	i=$((i + 1))
+	yes "line $i" | head -c 65536 | cmp - /mnt/f$i || exit 3
+done
+umount /mnt
+e2fsck -fn /dev/vda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 4; }
 exit 0
 """
 
@@ -71,25 +97,30 @@ class Killer(threading.Thread):
             time.sleep(0.002)
 
 
-def queues_kills_a_resize_and_the_cache_mode(weir, cache, folder):
-    """Killed with SIGKILL several times while fio writes; the guest sees no error, its data verify, its file system is clean."""
+def queues_kills_on_both_sides_a_resize_and_the_cache_mode(weir, cache, folder):
+    """
+    weir is killed with SIGKILL several times while fio writes: the guest sees no error, its data verify, its file system is clean. QEMU is killed while files are
+    written and synced: what was synced is there, in a file system that recovers.
+    """
     disk = os.path.join(folder, "disk")
     with open(disk, "wb") as f:
         f.truncate(128 * MIB)
     # so slow that what was in flight a moment ago still is
     w = Weir(weir, folder, ["delay:write=20ms:" + disk])
-    killer, seen = Killer(w), {}
-    g = Guest("qemu", cache, w.sockets, GUEST, at={"kill": killer.start, "wrote": lambda: seen.update(w.device())}, queues=4, cpus=2, reconnect=1)
+    killer, seen, end = Killer(w), {}, {}
+    g = Guest("qemu", cache, w.sockets, GUEST, at={"kill": killer.start, "wrote": lambda: seen.update(w.device()), "die": KILL,
+                                                       "through": lambda: end.update(w.device())}, queues=4, cpus=2, reconnect=1)
     if killer.ident:
         killer.join()
     check(not killer.trouble, f"{killer.trouble}\n" + "\n".join(g.lines[-40:]) + "\n" + w.text())
-    g.ok()
+    synced = sum(line.startswith("synced ") for line in g.lines)
+    check(g.status is None and synced >= 6, f"QEMU was to be killed and the guest ended with {g.status}:\n" + "\n".join(g.lines[-40:]))
     check(g.value("queues") == "2", "a queue for each processor")
     check(seen["errors"] == 0 and not seen["error"] and seen["durable_writes"] == 0, f"{seen}")
-    end = w.device()
     check(end["errors"] == 0 and end["durable_writes"] == 10, f"write through: {end}")
-    print(f"{killer.kills} kills, {' + '.join(killer.again)} requests done again, {g.value('rounds')} rounds of fio")
+    print(f"{killer.kills} kills, {' + '.join(killer.again)} requests done again, {g.value('rounds')} rounds of fio, {synced} files synced")
+    Guest("uml", cache, w.sockets, f"synced={synced}\n" + RECOVER).ok()
     w.stop()
 
 
-main([queues_kills_a_resize_and_the_cache_mode])
+main([queues_kills_on_both_sides_a_resize_and_the_cache_mode])
