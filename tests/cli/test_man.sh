@@ -6,7 +6,8 @@ if ! command -v mandoc >/dev/null; then
 	exit 77
 fi
 # Our own pages are not installed where the test runs, so that references among them look broken.
-found=$(mandoc -Tlint "$@" 2>&1 | grep -v -e 'referenced manual not found' -e 'outdated mandoc.db')
+# What it finds goes to its standard output; a complaint about its own database would come in the middle of a line of that.
+found=$(mandoc -Tlint "$@" 2>/dev/null | grep -v 'referenced manual not found')
 [ -z "$found" ] && exit 0
 echo "$found"
 exit 1
