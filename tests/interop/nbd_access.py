@@ -205,6 +205,27 @@ def ten_thousand_come_and_go_without_a_trace():
             equal(c.negotiate().do(FLUSH), 0, "a flush")
 
 
+def a_file_is_opened_and_closed_ten_thousand_times_without_a_trace():
+    if os.geteuid() or not os.path.exists("/dev/fuse"):
+        print("only root can mount here, where there is FUSE: not tried")
+        return
+    with folder() as d:
+        path = os.path.join(d, "f")
+        with Server("mem:1M", "--fuse", path) as s:
+            def many(n):
+                for i in range(n):
+                    fd = os.open(path, os.O_RDWR)
+                    if i % 10 == 0:
+                        os.pwrite(fd, b"x" * 4096, i % 256 * 4096)
+                    os.close(fd)
+
+            many(500)
+            fds, rss = s.fds(), s.rss()
+            many(10000)
+            equal(s.fds(), fds, "descriptors")
+            check(s.rss() < rss + (1 << 20), "memory grows by less than 1 MiB: from %d to %d" % (rss, s.rss()))
+
+
 if __name__ == "__main__":
     import re
     sys.exit(run_tests(tests_of(globals())))
