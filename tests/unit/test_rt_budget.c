@@ -183,7 +183,7 @@ static co_fn void co_sleeper(void *arg)
 	(*(unsigned *)arg)--;
 }
 
-static unsigned spawn_all(unsigned *left)
+static co_fn unsigned co_spawn_all(unsigned *left)
 {
 	unsigned n = 0;
 
@@ -204,16 +204,16 @@ static co_fn void co_stacks(void *arg)
 	uint64_t room = budget_room(bed->b);
 	unsigned n, left = 0;
 
-	n = spawn_all(&left);
+	n = co_spawn_all(&left);
 	CHECK(n >= 128 && n < 1000);
 	CHECK(budget_room(bed->b) < room && budget_room(bed->b) < MIB);
 	/* As often as one likes. */
-	CHECK_EQ(spawn_all(&left), n);
+	CHECK_EQ(co_spawn_all(&left), n);
 	if (SANITIZED || RUNNING_ON_VALGRIND)
 		return;
 	rt_trim(rt_self());
 	CHECK_EQ(budget_room(bed->b), room);
-	CHECK_EQ(spawn_all(&left), n);
+	CHECK_EQ(co_spawn_all(&left), n);
 }
 
 static void what_can_be_spawned_is_what_the_budget_has_room_for(void)
