@@ -142,6 +142,10 @@ class Bench:
             "1 client": lambda: self.weir("mem:1G", log=True),
             "16 clients": lambda: self.weir("mem:1G", "mem:1G", "mem:1G", "mem:1G", log=True),
             "16 clients, null disks": lambda: self.weir("null:1T", "null:1T", "null:1T", "null:1T"),
+            "2 null disks, 1 reactor": lambda: self.weir("null:1T", "null:1T"),
+            "2 null disks, 2 reactors": lambda: self.weir("null:1T", "null:1T", extra=("--reactors", "2")),
+            "2 mem disks, 1 reactor": lambda: self.weir("mem:1G", "mem:1G"),
+            "2 mem disks, 2 reactors": lambda: self.weir("mem:1G", "mem:1G", extra=("--reactors", "2")),
         }[who]()
 
     # --- one cell ---
@@ -163,13 +167,14 @@ class Bench:
             o = ["--rw=write", "--bs=" + ("8192" if who.startswith("qsd") else "8000"), "--fsync=1", "--size=100m"]
             n = 4 if workload == "sync16" else 1
             return [["--ioengine=nbd", "--uri=" + u, f"--numjobs={n}", *o] for u in uris]
-        rw, qd = workload.split()
+        rw, qd = workload.split()[-2:]
         if rw in ("mixed", "second"):
             size = f"--size={min(self.a.size, SPAN_M << 20)}"
         if rw == "mixed":
             size += " --rwmixread=75"
         rw = {"cached": "randread", "missed": "randread", "second": "randread", "mixed": "randrw"}.get(rw, rw)
-        return [["--ioengine=nbd", "--uri=" + uris[0], f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], *size.split()]]
+        return [["--ioengine=nbd", "--uri=" + u, f"--rw={rw}", "--bs=4k", "--iodepth=" + qd[2:], *size.split()]
+                for u in (uris if workload.startswith("volumes") else uris[:1])]
 
     def raw_jobs(self, workload, who):
         o = ["--ioengine=io_uring", "--direct=1", "--filename=" + self.file, f"--size={min(self.a.size, GiB)}"]
@@ -285,6 +290,7 @@ class Bench:
         ("randread qd32 ", ["weir null", "qsd null-co", "nbdkit null"]),
         ("randwrite qd1 ", ["weir null", "qsd null-co"]),
         ("randwrite qd32 ", ["weir null", "qsd null-co"]),
+        ("volumes randread qd32", ["2 null disks, 1 reactor", "2 null disks, 2 reactors", "2 mem disks, 1 reactor", "2 mem disks, 2 reactors"]),
         ("vhost sync qd1", ["raw file", "weir vhost", "weir vhost, polling", "weir vhost + log", "weir vhost + log, polling", "qsd vhost"]),
         ("vhost randread qd1", ["weir vhost", "weir vhost, polling", "qsd vhost"]),
         ("vhost randread qd32", ["weir vhost", "qsd vhost"]),

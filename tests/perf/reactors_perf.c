@@ -28,7 +28,7 @@
 #define MAX 16u
 
 static const char *disk = "null:1G";
-static uint64_t cache_size, n_volumes = 2, n_reactors = 2, rounds = 7, ms = 300;
+static uint64_t cache_bytes, n_volumes = 2, n_reactors = 2, rounds = 7, ms = 300;
 static bool writes;
 
 /* Shared by threads and processes; a cache line or two for each. */
@@ -111,7 +111,7 @@ static co_fn void co_work(void *arg)
 	struct err err = ERR_INIT;
 	uint64_t start;
 
-	if (cache_size && cache_create(&(struct cache_config){ .size = cache_size / n_volumes * w->volumes }, &cache, &err))
+	if (cache_bytes && cache_create(&(struct cache_config){ .size = cache_bytes / n_volumes * w->volumes }, &cache, &err))
 		test_fail("%s", err.msg);
 	for (unsigned i = 0; i < w->volumes; i++)
 		co_open(w, cache, i);
@@ -214,7 +214,7 @@ static void take_argument(const char *arg)
 	else if (!eq || strchr(arg, ':') || size_parse(eq + 1, &v))
 		disk = arg;
 	else if (!strncmp(arg, "cache=", 6))
-		cache_size = v;
+		cache_bytes = v;
 	else if (!strncmp(arg, "volumes=", 8))
 		n_volumes = v;
 	else if (!strncmp(arg, "reactors=", 9))
@@ -240,7 +240,7 @@ int main(int argc, char **argv)
 		threads[i] = measure((unsigned)n_reactors, false);
 		processes[i] = measure((unsigned)n_reactors, true);
 	}
-	printf("%s, cache %llu, %llu volumes, %s of 4 KiB, %u in flight on each\n", disk, (unsigned long long)cache_size, (unsigned long long)n_volumes,
+	printf("%s, cache %llu, %llu volumes, %s of 4 KiB, %u in flight on each\n", disk, (unsigned long long)cache_bytes, (unsigned long long)n_volumes,
 	       writes ? "writes" : "reads", DEPTH);
 	m[0] = median("one reactor", one);
 	m[1] = median("several reactors", threads);
