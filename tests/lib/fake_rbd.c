@@ -47,7 +47,8 @@ static struct {
 	unsigned threads, opens;
 	bool stop, hold, hang, short_reads, removed, blocklisted, blocklisted_other, other_watches, other_answers;
 	int fail[FAKE_VERBS], refuse[FAKE_VERBS];
-	int fail_nth, fail_error;
+	int fail_nth, fail_error, named_error;
+	const char *named;
 	unsigned ncalls;
 	char failed[64];
 	struct open_image open[OPENS];
@@ -95,12 +96,9 @@ unsigned fake_rbd_in_flight(void)
 	return n;
 }
 
-unsigned fake_rbd_calls(void)
+void fake_rbd_fail_named(const char *name, int error)
 {
-	unsigned n;
-
-	LOCKED(n = f.ncalls);
-	return n;
+	LOCKED(f.named = name; f.named_error = error);
 }
 
 void fake_rbd_own(const char *client, bool watches, bool answers)
@@ -133,12 +131,14 @@ static int enter(const char *name)
 	int ret = 0;
 
 	pthread_mutex_lock(&f.lock);
-	while (f.hang && !f.stop)
+	while (f.hang && !f.stop && strcmp(name, "rbd_aio_create_completion"))
 		pthread_cond_wait(&f.calls, &f.lock);
 	if ((int)f.ncalls++ == f.fail_nth) {
 		ret = f.fail_error;
 		snprintf(f.failed, sizeof(f.failed), "%s", name);
 	}
+	if (f.named && !strcmp(name, f.named))
+		ret = f.named_error;
 	if (ret)
 		pthread_mutex_unlock(&f.lock);
 	return ret;

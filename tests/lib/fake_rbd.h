@@ -33,9 +33,9 @@ void fake_rbd_hang(bool on);
 unsigned fake_rbd_in_flight(void);	/* taken and not completed */
 /* The n-th call (from 0) that can fail fails with `error`, once; -1: none. Counts from here. */
 void fake_rbd_fail_call(int n, int error);
-unsigned fake_rbd_calls(void);	/* since then */
-/* The numbers of a failing call: its name. */
-const char *fake_rbd_failed(void);
+const char *fake_rbd_failed(void);	/* its name, "" before */
+/* Each call of this name ("rbd_open") fails with `error`; NULL: none. */
+void fake_rbd_fail_named(const char *name, int error);
 
 /* By other hands. */
 void fake_rbd_resize(uint64_t size);

@@ -623,6 +623,74 @@ static void the_lock_of_a_process_that_died_on_this_host_is_broken_at_once(void)
 	rt_destroy(rt);
 }
 
+/* --- What a user may not do --- */
+
+static co_fn void co_not_allowed(void *arg)
+{
+	static const struct { const char *call; int error; const char *says; } rows[] = {
+		{ "rados_connect", -EACCES, "does not let client.admin in" }, { "rados_connect", -ETIMEDOUT, "are its monitors" },
+		{ "rados_ioctx_create", -EPERM, "pool \"rbd\"" }, { "rbd_open", -EPERM, "librbd cannot open it" }, { "rbd_open", -EROFS, "librbd cannot open it" },
+		{ "rbd_lock_acquire", -EPERM, "profile rbd" }, { "rbd_lock_acquire", -EACCES, "profile rbd" }, { "rbd_lock_get_owners", -EPERM, "who holds" },
+	};
+	struct err err = ERR_INIT;
+	uint8_t buf[BLOCK] = { 5 };
+	char msg[512];
+	struct disk *d;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		fake_rbd_fail_named(rows[i].call, rows[i].error);
+		CHECK_EQ(co_open_error(msg, sizeof(msg), ""), rows[i].error);
+		if (!strstr(msg, rows[i].says))
+			test_fail("%s: \"%s\" does not say \"%s\"", rows[i].call, msg, rows[i].says);
+	}
+	/* A pool that may only be read: readers are served, and a log is not attached. */
+	fake_rbd_fail_named("rbd_lock_acquire", -EPERM);
+	d = co_open_it(0);
+	CHECK_EQ(co_disk_read(d, 0, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_write(d, 0, buf, BLOCK, 0), -EROFS);
+	co_disk_close(d);
+	fake_rbd_fail_named("rbd_metadata_set", -EPERM);
+	d = co_open_it(DISK_OPEN_RDWR);
+	CHECK_EQ(co_disk_mark_set(d, "m", &err), -EPERM);
+	CHECK(strstr(err.msg, "weir.mark"));
+	co_disk_close(d);
+	fake_rbd_fail_named(NULL, 0);
+}
+
+static void what_a_user_may_not_do_is_said(void)
+{
+	on_fake(co_not_allowed);
+}
+
+/* --- Calls that hang --- */
+
+static bool has_a_call(void *arg)
+{
+	return rbd_of(arg)->call_since_ns && rbd_waiting_ns(rbd_of(arg)) > 100 * MS;
+}
+
+static co_fn void co_call_hangs(void *arg)
+{
+	struct disk *d = co_open_it(DISK_OPEN_RDWR);
+	uint8_t buf[BLOCK] = { 6 };
+
+	fake_rbd_hang(true);
+	co_wait_for(has_a_call, d, "the look at the lock");
+	fake_rbd_hold(true);
+	start(d, 0, DISK_OP_READ, 0);
+	co_wait_for(in_flight, &(unsigned){ 1 }, "a request being sent");
+	fake_rbd_hang(false);
+	fake_rbd_hold(false);
+	co_all_end(1, "the read");
+	CHECK_EQ(co_disk_write(d, 0, buf, BLOCK, 0), 0);
+	co_disk_close(d);
+}
+
+static void a_call_that_hangs_is_counted_and_stops_no_request(void)
+{
+	on_fake(co_call_hangs);
+}
+
 /* --- Every call fails once --- */
 
 static co_fn int co_use(struct err *err)
@@ -737,6 +805,8 @@ int main(void)
 	RUN(only_a_dead_clients_lock_is_broken);
 	RUN(a_process_is_dead_only_if_that_is_certain);
 	RUN(the_lock_of_a_process_that_died_on_this_host_is_broken_at_once);
+	RUN(what_a_user_may_not_do_is_said);
+	RUN(a_call_that_hangs_is_counted_and_stops_no_request);
 	RUN(every_call_may_fail_once);
 	RUN(all_requests_in_flight_together_give_what_the_model_has);
 	return 0;
