@@ -42,13 +42,40 @@ static void set_dead(struct powercut_dev *dev, struct version *v, uint64_t secto
 	v->dead[sector / 8] |= 1u << (sector % 8);
 }
 
-static void version_free(struct version *v)
+static unsigned spare_class(uint64_t len)
 {
-	if (!v)
+	return 64 - __builtin_clzll(max(len, (uint64_t)2) - 1);
+}
+
+static uint8_t *data_get(struct powercut *p, uint64_t len)
+{
+	unsigned k = spare_class(len);
+	struct spare *s = k < POWERCUT_SPARES ? p->spare[k] : NULL;
+
+	if (!s)
+		return powercut_must(malloc(k < POWERCUT_SPARES ? 1ull << k : len));
+	p->spare[k] = s->next;
+	return (uint8_t *)s;
+}
+
+static void data_put(struct powercut *p, uint8_t *data, uint64_t len)
+{
+	unsigned k = spare_class(len);
+	struct spare *s = (struct spare *)data;
+
+	if (!data || k >= POWERCUT_SPARES) {
+		free(data);
 		return;
+	}
+	s->next = p->spare[k];
+	p->spare[k] = s;
+}
+
+void powercut_version_free(const struct powercut_dev *dev, struct version *v)
+{
 	list_del(&v->node);
 	free(v->dead);
-	free(v->data);
+	data_put(dev->power, v->data, v->len);
 	free(v);
 }
 
@@ -87,7 +114,7 @@ struct version *powercut_version_of(const struct powercut_dev *dev, const struct
 	v->len = end - v->off;
 	if (!fl->iov && v->off == fl->off && v->len == fl->len)
 		return v;
-	v->data = powercut_must(malloc(v->len));
+	v->data = data_get(dev->power, v->len);
 	if (v->off != fl->off || v->len != fl->len)
 		media_read(dev->view, v->off, v->data, v->len);
 	if (fl->iov)
@@ -161,7 +188,7 @@ static void promote(struct powercut_dev *dev, uint64_t seq, bool failed)
 			kill_older(dev, seq, v->off + i * dev->sector, dev->sector);
 	write_version(dev, dev->stable, v);
 	dev->stable_stamp = max(dev->stable_stamp, v->stamp);
-	version_free(v);
+	powercut_version_free(dev, v);
 }
 
 /* (2): all that took effect up to `seq`. */
@@ -174,7 +201,7 @@ static void flush_versions(struct powercut_dev *dev, uint64_t seq)
 			break;
 		write_version(dev, dev->stable, v);
 		dev->stable_stamp = max(dev->stable_stamp, v->stamp);
-		version_free(v);
+		powercut_version_free(dev, v);
 	}
 }
 
@@ -187,7 +214,7 @@ static void drop_versions(struct powercut_dev *dev, uint64_t seq)
 		struct version *v = container_of(n, struct version, node);
 
 		if (v->seq <= seq && !v->pinned && rng_below(&dev->power->rng, 100) < pct)
-			version_free(v);
+			powercut_version_free(dev, v);
 	}
 }
 
@@ -544,5 +571,5 @@ void powercut_dev_poke(struct powercut_dev *dev, uint64_t off, const void *buf, 
 void powercut_versions_free(struct powercut_dev *dev)
 {
 	list_for_each_safe(&dev->versions, n)
-		version_free(container_of(n, struct version, node));
+		powercut_version_free(dev, container_of(n, struct version, node));
 }

@@ -89,8 +89,7 @@ static void resolve(const struct powercut_dev *dev, struct media *to, struct rng
 	}
 	for (uint64_t k = 0; k < n_flights; k++, i++) {
 		write_fate(dev, to, flights[k], choose(style, i, n, n_effective, pick, pct, rng), pct, rng);
-		free(flights[k]->data);
-		free(flights[k]);
+		powercut_version_free(dev, flights[k]);
 	}
 	free(flights);
 }
@@ -179,6 +178,13 @@ void powercut_destroy(struct powercut *p)
 		free(dev->name);
 		free(dev);
 	}
+	for (unsigned k = 0; k < POWERCUT_SPARES; k++)
+		while (p->spare[k]) {
+			struct spare *s = p->spare[k];
+
+			p->spare[k] = s->next;
+			free(s);
+		}
 	free(p);
 }
 

@@ -6,6 +6,7 @@
 #include "util/list.h"
 
 #define POWERCUT_MAX_DEVICES 16
+#define POWERCUT_SPARES 27	/* the largest request is 32 MiB, and its edges */
 
 /* What one write changed: whole sectors. */
 struct version {
@@ -59,6 +60,12 @@ struct powercut {
 	struct co_queue waiting;
 	struct powercut_dev *dev[POWERCUT_MAX_DEVICES];
 	unsigned n_dev;
+	struct spare *spare[POWERCUT_SPARES];	/* by the logarithm of their size */
+};
+
+/* Memory of versions that are gone. Fresh memory costs page faults, under sanitizers also those of its shadow. */
+struct spare {
+	struct spare *next;
 };
 
 struct handle {
@@ -68,9 +75,10 @@ struct handle {
 };
 
 void *powercut_must(void *p);	/* aborts on NULL */
-/* What `fl` would change if it took effect now. On no list. */
+/* What `fl` would change if it took effect now. On no list. Its data is of the supply's, which has no lock: one reactor uses it. */
 struct version *powercut_version_of(const struct powercut_dev *dev, const struct flight *fl);
 /* Writes sector number i of a version, unless it is dead. */
 void powercut_write_sector(const struct powercut_dev *dev, struct media *to, const struct version *v, uint64_t i);
+void powercut_version_free(const struct powercut_dev *dev, struct version *v);
 void powercut_handle_free(struct handle *h);
 void powercut_versions_free(struct powercut_dev *dev);
