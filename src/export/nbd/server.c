@@ -54,7 +54,7 @@ void nbd_server_set_creds(struct nbd_server *s, struct tls_creds *creds)
 	s->config.creds = creds;
 }
 
-/* Measured with GnuTLS 3.7: its session takes about 50 KiB beside our buffers. */
+/* Our buffers of a session, and about 50 KiB of the library's own: an estimate, to be on the safe side. */
 #define TLS_COST (272u << 10)
 
 static uint64_t conn_cost(const struct nbd_server *s)
