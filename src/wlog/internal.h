@@ -41,6 +41,7 @@
 #define WL_COMMIT_IDLE_NS 1000000000ull /* data that nobody flushes is committed after this */
 #define WL_HEARTBEAT_NS 5000000000ull
 #define WL_RETRY_NS 1000000000ull
+#define WL_MARK_WAIT_NS 1000000000ull
 #define WL_DEPTH_USUAL 16u	/* image writes in flight */
 #define WL_DEPTH_MAX 64u
 #define WL_RUN_MAX (1u << 20)	/* of one image write */
@@ -106,7 +107,8 @@ struct wlog_volume {
 	struct co_mutex admit_lock;
 	struct co_queue room;	/* who waits for the volume's share; at most one, with admit_lock */
 	unsigned draining;	/* drains of this volume */
-	bool stop, stalled, damaged, destaging, running, has_stamp, has_writers, has_mark, remark;
+	bool stop, stalled, damaged, destaging, running, has_stamp, has_writers, has_mark;
+	bool remark, remarking;	/* the image's mark is to name a newer state of the log; is being written */
 	struct co_queue destage_wake, destage_done;
 	/* what is being written: runs.c */
 	unsigned depth;		/* the most at once */
@@ -148,6 +150,8 @@ struct wlog {
 	struct co_mutex group_lock, admit_lock;
 	struct co_mutex attach_lock; /* attach, detach and drop are one at a time */
 	struct co_queue commit_wake, commit_done, space;
+	struct co_queue marked;	/* a mark was written, or could not be */
+	uint64_t mark_deadline_ns; /* commits wait for marks until then: see wl_drop_side() */
 	bool commit_running, stop, ticker_running;
 	int failed;
 	uint8_t *clean_buf;	/* WL_MAX_BATCH, for copying forward */

@@ -367,6 +367,7 @@ static struct wlog *alloc_log(const struct wlog_config *config)
 	co_queue_init(&w->dev.answered);
 	co_queue_init(&w->commit_wake);
 	co_queue_init(&w->commit_done);
+	co_queue_init(&w->marked);
 	co_queue_init(&w->space);
 	co_queue_init(&w->ticker_wake);
 	hist_init(&w->commit_latency);

@@ -153,9 +153,8 @@ static co_fn void co_left_behind(struct env *e)
 {
 	struct env c;
 
-	/* With destaging the image learns at once that a side is gone. */
+	/* The image knows that a side is gone before anything is acknowledged that is not on it. */
 	co_lose_side(e);
-	co_sleep_ns(2 * SEC);
 	env_fork(e, &c, 1);
 	CHECK_EQ(co_env_close(e), 0);
 	c.missing = 1;		/* only the side that was left behind */
