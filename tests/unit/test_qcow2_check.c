@@ -129,8 +129,58 @@ static co_fn void co_an_l1_table_that_repeats_costs_no_more_than_itself(void)
 	co_end(file);
 }
 
+static co_fn void co_repair(struct disk *file, struct qcow2_check *c)
+{
+	struct err err = ERR_INIT;
+	struct qcow2_img img;
+
+	*c = (struct qcow2_check){ .repair = QCOW2_REPAIR_ALL };
+	if (co_qcow2_img_open(&img, file, "image", 0, &err) || co_qcow2_check(&img, c, &err))
+		test_fail("%s", err.msg);
+	qcow2_img_close(&img);
+}
+
+/* `snapshot`: the entry is in the L1 table of one, otherwise in the active one. */
+static co_fn void co_try_stray_table(bool snapshot)
+{
+	struct disk *file = co_make();
+	uint8_t head[512], l1[CLUSTER] = { 0 }, l2[CLUSTER], data[CLUSTER], buf[CLUSTER];
+	uint64_t l1_off, l2_off, data_off;
+	struct qcow2_check c;
+
+	if (snapshot)
+		co_add_snapshots(file);
+	CHECK_EQ(co_disk_read(file, 0, head, sizeof(head), 0), 0);
+	l1_off = get_be64(head + 40);
+	CHECK_EQ(co_disk_read(file, l1_off, l1, sizeof(l1), 0), 0);
+	l2_off = get_be64(l1) & QCOW2_OFFSET_MASK;
+	CHECK_EQ(co_disk_read(file, l2_off, l2, sizeof(l2), 0), 0);
+	data_off = get_be64(l2) & QCOW2_OFFSET_MASK;
+	/* What as entries would be impossible, lies on the L1 table, or has a flag that is wrong. */
+	for (unsigned i = 0; i < CLUSTER / 8; i++)
+		put_be64(data + i * 8, i % 4 == 0 ? 0x3fffffffffffffff : i % 4 == 1 ? l1_off : i % 4 == 2 ? data_off : (get_be64(l2 + i * 8) ^ QCOW2_COPIED));
+	powercut_dev_poke(dev, data_off, data, sizeof(data), false);
+	put_be64(head, data_off | QCOW2_COPIED);
+	/* As co_add_snapshots() places it: the first snapshot's L1 table is right behind the image. */
+	powercut_dev_poke(dev, (snapshot ? get_be64(head + 64) - SNAPSHOTS * CLUSTER : l1_off) + 31 * 8, head, 8, false);
+	co_repair(file, &c);
+	CHECK(c.damage > 0);
+	CHECK_EQ(co_disk_read(file, data_off, buf, sizeof(buf), 0), 0);
+	CHECK(!memcmp(buf, data, sizeof(data)));
+	CHECK_EQ(co_disk_read(file, l2_off, buf, sizeof(buf), 0), 0);
+	CHECK_EQ(get_be64(buf) & QCOW2_OFFSET_MASK, data_off);
+	co_end(file);
+}
+
+static co_fn void co_a_stray_entry_of_an_l1_table_costs_no_data(void)
+{
+	co_try_stray_table(true);
+	co_try_stray_table(false);
+}
+
 static co_fn void co_main(void *arg)
 {
+	RUN(co_a_stray_entry_of_an_l1_table_costs_no_data);
 	RUN(co_tables_that_many_snapshots_share_are_read_once);
 	RUN(co_an_l1_table_that_repeats_costs_no_more_than_itself);
 }

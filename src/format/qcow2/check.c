@@ -11,6 +11,8 @@
  *  (3) flags are corrected, and that is flushed;
  *  (4) where blocks of refcounts are missing or impossible, all refcounts are written anew beside the old ones (check_commit.c);
  *  (5) when a second check finds no damage, the dirty and corrupt bits go.
+ * What is both an L2 table and somebody's data is one of the two, and nobody can tell which: both references stay, and nothing is written into that cluster. A look
+ * before the repair finds them.
  * Leaks are not freed while there is damage that is not repaired: what a damaged table no longer refers to may be worth something.
  */
 #include <errno.h>
@@ -32,9 +34,18 @@ const char *qcow2_finding_name(enum qcow2_finding_kind kind)
 
 uint64_t qcow2_check_window = QCOW2_WINDOW;
 
+#define DOUBTS_MAX 1024u	/* when there are more, no entry of an L2 table is repaired */
+
+/* Clusters that are L2 tables and data. */
+struct doubts {
+	unsigned n;
+	uint64_t off[DOUBTS_MAX];
+};
+
 struct state {
 	struct qcow2_img *img;
 	struct qcow2_check *c;
+	struct doubts *doubts;
 	struct qcow2_count count;
 	uint64_t windows;
 	uint8_t *marks;		/* windows that something refers to */
@@ -103,17 +114,46 @@ static void note_statistics(struct state *s, const struct qcow2_ref *r)
 	s->next_host = r->off + r->len;
 }
 
+static bool is_doubtful(const struct state *s, uint64_t table)
+{
+	unsigned i = 0;
+
+	while (i < s->doubts->n && s->doubts->off[i] != table)
+		i++;
+	return i < s->doubts->n || s->doubts->n == DOUBTS_MAX;
+}
+
+static void doubt(struct state *s, const struct qcow2_ref *r)
+{
+	uint64_t cs = s->img->h.geo.cluster_size;
+
+	for (uint64_t at = r->off & ~(cs - 1); at < r->off + r->len; at += cs)
+		if (!is_doubtful(s, at))
+			s->doubts->off[s->doubts->n++] = at;
+}
+
+/* Whether the entry that refers may be cleared: not if it lies in what may be data. */
+static bool may_clear(const struct state *s, const struct qcow2_ref *r)
+{
+	return (r->kind != QCOW2_REF_DATA && r->kind != QCOW2_REF_COMPRESSED) || !is_doubtful(s, r->entry_off & ~(s->img->h.geo.cluster_size - 1ull));
+}
+
 /* What lies on a table. An entry that leads there leads to nothing, and goes; where it cannot be told which of the two is right, both stay. */
 static bool on_overlap(struct state *s, const struct qcow2_ref *r, uint64_t where)
 {
 	unsigned v = s->count.v[(where >> s->img->h.geo.cluster_bits) - s->count.first];
-	bool data = r->kind == QCOW2_REF_DATA || r->kind == QCOW2_REF_COMPRESSED, fix = s->c->repair == QCOW2_REPAIR_ALL;
+	uint64_t table = r->entry_off & ~(s->img->h.geo.cluster_size - 1ull);
+	/* If a table says of itself that it is data, there is only its own word for it. */
+	bool sure = (v & QCOW2_COUNT_FIXED) || (r->kind > QCOW2_REF_L2 && where == table && r->off == table);
+	bool fix = s->c->repair == QCOW2_REPAIR_ALL && may_clear(s, r);
 	char what[128];
 
 	if (r->kind == QCOW2_REF_RB || r->kind == QCOW2_REF_RT)
 		s->rebuild = true;
 	else
-		fix &= data || (r->kind == QCOW2_REF_L2 && (v & QCOW2_COUNT_FIXED));
+		fix &= r->kind >= QCOW2_REF_L2 && r->kind != QCOW2_REF_BITMAP && sure;
+	if (r->kind >= QCOW2_REF_L2 && !sure)
+		doubt(s, r);
 	found(s, QCOW2_FOUND_OVERLAP, where, 1, fix, "the %s (entry at 0x%" PRIx64 ") lies at 0x%" PRIx64 ", where %s is", describe(s, r, what, sizeof(what)),
 	      r->entry_off, where, v & QCOW2_COUNT_FIXED ? "another table" : v & QCOW2_COUNT_L2 ? "an L2 table" : "guest data");
 	return r->kind == QCOW2_REF_L1 || (fix && r->kind >= QCOW2_REF_L2);
@@ -145,7 +185,7 @@ static bool on_bad(struct qcow2_walk *w, const struct qcow2_ref *r, const char *
 {
 	struct state *s = w->arg;
 	bool tree = r->kind == QCOW2_REF_L2 || r->kind == QCOW2_REF_DATA || r->kind == QCOW2_REF_COMPRESSED;
-	bool fix = s->c->repair == QCOW2_REPAIR_ALL && (tree || r->kind == QCOW2_REF_RB || r->kind == QCOW2_REF_RT);
+	bool fix = s->c->repair == QCOW2_REPAIR_ALL && may_clear(s, r) && (tree || r->kind == QCOW2_REF_RB || r->kind == QCOW2_REF_RT);
 	char what[128];
 
 	if (!s->first)
@@ -298,7 +338,7 @@ static bool flags_of_l2(struct qcow2_walk *w, const struct qcow2_ref *table, uin
 	bool changed = false;
 
 	/* In a data file nothing is shared, and its clusters are not counted. */
-	if (s->img->h.incompat & QCOW2_INCOMPAT_DATA_FILE)
+	if ((s->img->h.incompat & QCOW2_INCOMPAT_DATA_FILE) || is_doubtful(s, table->off))
 		return false;
 	for (uint32_t i = 0; i < 1u << g->l2_bits; i++) {
 		uint8_t *p = buf + (size_t)i * g->l2_entry_size;
@@ -418,9 +458,9 @@ static co_fn int co_read_tables(struct state *s, struct err *err)
 	return 0;
 }
 
-static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, bool *ret_rebuild, struct err *err)
+static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, struct doubts *doubts, bool *ret_rebuild, struct err *err)
 {
-	struct state s = { .img = img, .c = c, .windows = (img->end >> img->h.geo.cluster_bits) / qcow2_check_window + 1 };
+	struct state s = { .img = img, .c = c, .doubts = doubts, .windows = (img->end >> img->h.geo.cluster_bits) / qcow2_check_window + 1 };
 	int rc;
 
 	c->total = qcow2_clusters(&img->h.geo, img->h.size);
@@ -441,15 +481,15 @@ static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, boo
 }
 
 /* A look, which says nothing, at what is left. */
-static co_fn int co_look_again(struct qcow2_img *img, const struct qcow2_check *c, enum qcow2_repair repair, struct qcow2_check *ret, bool *rebuild,
-			       struct err *err)
+static co_fn int co_look_again(struct qcow2_img *img, const struct qcow2_check *c, enum qcow2_repair repair, struct qcow2_check *ret, struct doubts *doubts,
+			       bool *rebuild, struct err *err)
 {
 	*ret = (struct qcow2_check){ .repair = repair, .progress = c->progress, .progress_arg = c->progress_arg,
 				      .stop = c->stop };
-	return co_check_once(img, ret, rebuild, err);
+	return co_check_once(img, ret, doubts, rebuild, err);
 }
 
-co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct err *err)
+static co_fn int co_check(struct qcow2_img *img, struct qcow2_check *c, struct doubts *doubts, struct err *err)
 {
 	const uint64_t bits = QCOW2_INCOMPAT_DIRTY | QCOW2_INCOMPAT_CORRUPT;
 	struct qcow2_check again;
@@ -458,22 +498,25 @@ co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct er
 
 	c->leaks = c->damage = c->leaks_fixed = c->damage_fixed = 0;
 	c->allocated = c->compressed = c->fragmented = c->image_end = 0;
-	if (c->repair == QCOW2_REPAIR_LEAKS || (c->repair == QCOW2_REPAIR_ALL && img->end >> img->h.geo.cluster_bits > qcow2_check_window))
-		rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, &rebuild, err);
+	if (c->repair != QCOW2_REPAIR_NONE)
+		rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, doubts, &rebuild, err);
+	/* Of one window all is known before the first refcount is written. */
+	if (c->repair == QCOW2_REPAIR_ALL && img->end >> img->h.geo.cluster_bits <= qcow2_check_window)
+		rebuild = false;
 	if (!rc && c->repair == QCOW2_REPAIR_LEAKS && again.damage)
 		c->repair = QCOW2_REPAIR_NONE;
 	if (!rc)
-		rc = co_check_once(img, c, &rebuild, err);
+		rc = co_check_once(img, c, doubts, &rebuild, err);
 	if (rc || c->repair == QCOW2_REPAIR_NONE)
 		return rc;
-	rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, &ignored, err);
+	rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, doubts, &ignored, err);
 	/* What was shared with a table that is elsewhere now is not shared any more, and the like. */
 	for (int i = 0; i < 2 && !rc && c->repair == QCOW2_REPAIR_ALL && again.leaks + again.damage; i++) {
 		ignored = false;
-		rc = co_look_again(img, c, QCOW2_REPAIR_ALL, &again, &ignored, err);
+		rc = co_look_again(img, c, QCOW2_REPAIR_ALL, &again, doubts, &ignored, err);
 		ignored = false;
 		if (!rc)
-			rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, &ignored, err);
+			rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, doubts, &ignored, err);
 	}
 	if (rc)
 		return rc;
@@ -486,4 +529,13 @@ co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct er
 		return 0;
 	img->h.incompat &= ~bits;
 	return co_qcow2_img_write_header(img, err);
+}
+
+co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct err *err)
+{
+	struct doubts *doubts = calloc(1, sizeof(*doubts));
+	int rc = doubts ? co_check(img, c, doubts, err) : err_errno(err, -ENOMEM, "%s", img->name);
+
+	free(doubts);
+	return rc;
 }
