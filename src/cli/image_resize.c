@@ -72,7 +72,7 @@ static co_fn int co_refuse_qcow2(struct resize_args *a, struct image_job *job, s
 	return rc;
 }
 
-/* The size has changed. Not to be interrupted: the bitmaps would be lost. */
+/* The size has changed, or that has failed. Not to be interrupted: the bitmaps would be lost. */
 static co_fn int co_keep_bitmaps(struct resize_args *a, uint64_t old, struct err *err)
 {
 	enum image_format format;
@@ -84,10 +84,9 @@ static co_fn int co_keep_bitmaps(struct resize_args *a, uint64_t old, struct err
 	if (rc)
 		return rc;
 	rc = co_qcow2_img_open(&img, file, a->image, QCOW2_PARSE_LAX, err);
-	if (!rc)
+	/* Where nothing was written they are as they were. */
+	if (!rc && !(img.h.autoclear & QCOW2_AUTOCLEAR_BITMAPS))
 		rc = co_qcow2_bitmaps_fit(&img, old, NULL, err);
-	if (rc)
-		err_prefix(err, "the size was changed, and its bitmaps were lost");
 	qcow2_img_close(&img);
 	co_disk_close(file);
 	return rc;
@@ -115,6 +114,7 @@ static co_fn int co_resize(struct image_job *job, struct err *err)
 	struct disk_spec *spec;
 	enum image_format format;
 	struct disk *d = NULL;
+	struct err keep = ERR_INIT;
 	uint64_t old = 0;
 	char text[16];
 	int rc = disk_spec_parse(a->image, &spec, err);
@@ -135,8 +135,9 @@ static co_fn int co_resize(struct image_job *job, struct err *err)
 		rc = co_change(a, d, &old, err);
 	co_disk_close(d);
 	disk_spec_free(spec);
-	if (!rc && a->bitmaps)
-		rc = co_keep_bitmaps(a, old, err);
+	if (old && a->bitmaps && co_keep_bitmaps(a, old, &keep) < 0)
+		rc = rc ? err_prefix(err, "its bitmaps were lost (%s)", keep.msg) :
+		     err_set(err, keep.code, "the size was changed, and its bitmaps were lost: %s", keep.msg);
 	if (!rc && a->json)
 		return image_print_json(json_pack("{s:s, s:s, s:I, s:I}", "filename", a->image, "format", image_format_names[format], "virtual-size",
 						  (json_int_t)a->size, "former-size", (json_int_t)old));

@@ -5,6 +5,7 @@
 usage: qcow2_bitmaps.py WEIR
 """
 from qcow2_lib import *  # noqa: F403
+import resource
 import signal
 
 try:
@@ -157,6 +158,25 @@ def resize_refuses_what_qemu_refuses():
     check("and changes nothing", open("b.qcow2", "rb").read() == before)
 
 
+def a_resize_that_fails_keeps_them():
+    make()
+    h = dirty("b.qcow2", "one")
+    before = bitmaps("weir")
+    os.truncate("b.qcow2", (os.path.getsize("b.qcow2") + 4095) & ~4095)
+    same = open("b.qcow2", "rb").read()
+    p = run(WEIR, "image", "resize", "b.qcow2", "9T")
+    check("too large", p.returncode == 1 and len(p.stderr.splitlines()) == 1, p.stderr)
+    check("refused before anything is written", open("b.qcow2", "rb").read() == same)
+    # The larger L1 table does not fit on the file system.
+    limit = os.path.getsize("b.qcow2") + (64 << 10)
+    p = subprocess.run([WEIR, "image", "resize", "b.qcow2", "300G"], stderr=subprocess.PIPE, text=True, restore_signals=False,
+                       preexec_fn=lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))))
+    check("no room", p.returncode == 1 and len(p.stderr.splitlines()) == 1 and "lost" not in p.stderr, p.stderr)
+    clean("clean for QEMU", "b.qcow2")
+    check("they are there, and no one is inconsistent", bitmaps("weir") == before, bitmaps("weir"))
+    check("and mark the same", dirty("b.qcow2", "one") == h)
+
+
 def damage():
     make()
     head = open("b.qcow2", "rb").read(4096)
@@ -176,4 +196,5 @@ def damage():
 if __name__ == "__main__":
     need("qemu-img", "qemu-io", "qemu-nbd")
     sys.exit(run_tests([they_are_listed_as_qemu_lists_them, who_does_not_write_keeps_them, who_writes_makes_them_inconsistent,
-                       snapshots_keep_them_while_they_are_true, resized_as_qemu_does_it, resize_refuses_what_qemu_refuses, damage], folders=True))
+                       snapshots_keep_them_while_they_are_true, resized_as_qemu_does_it, resize_refuses_what_qemu_refuses,
+                       a_resize_that_fails_keeps_them, damage], folders=True))

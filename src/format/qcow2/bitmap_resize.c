@@ -153,10 +153,16 @@ co_fn int co_qcow2_bitmaps_fit(struct qcow2_img *img, uint64_t old_size, const b
 	struct fit f = { .img = img, .from = old_size, .to = img->h.size };
 	int rc;
 
+	/* What is written in place would be believed. */
+	if (img->h.autoclear & QCOW2_AUTOCLEAR_BITMAPS)
+		return err_set(err, -EINVAL, "%s: its bitmaps are in use", img->name);
 	if (!img->h.bitmaps.count)
 		return err_set(err, -EINVAL, "%s: its header does not name its bitmaps any more", img->name);
 	img->h.autoclear |= QCOW2_AUTOCLEAR_BITMAPS;
 	rc = co_qcow2_img_read_bitmaps(img, err);
+	/* They fit as they are: a change of the size that failed. */
+	if (!rc && f.from == f.to)
+		return co_qcow2_img_write_header(img, err);
 	if (!rc)
 		rc = co_qcow2_img_read_rt(img, err);
 	if (!rc)

@@ -126,10 +126,11 @@ static co_fn int co_shrink(struct qcow2 *q, uint64_t size)
 co_fn int co_q2_resize(struct disk *d, uint64_t size)
 {
 	struct qcow2 *q = q2_of(d);
-	int ret = co_q2_ready(q);
+	int ret;
 
-	if (ret || size == d->size)
-		return ret;
+	/* Nothing is written, and no bitmap is lost, before all that can be refused is. */
+	if (size == d->size)
+		return 0;
 	if (size > qcow2_max_size(&q->g))
 		return -EFBIG;
 	/* QEMU would not see the rest of a sector. */
@@ -137,6 +138,9 @@ co_fn int co_q2_resize(struct disk *d, uint64_t size)
 		return -ENOTSUP;
 	if (q->h.nb_snapshots && q->h.version < 3)
 		return -ENOTSUP;
+	ret = co_q2_ready(q);
+	if (ret)
+		return ret;
 	if (q->has_data_file && size > q->data->size) {
 		ret = co_disk_resize(q->data, size, NULL);
 		if (ret)
