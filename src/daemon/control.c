@@ -40,7 +40,7 @@ struct control {
 	struct unix_listener sock;
 	struct list clients;	/* who spoke last is last */
 	unsigned n, users;	/* users: coroutines that hold on to this */
-	bool stop;
+	bool accepting, stop;
 };
 
 static void control_put(struct control *c)
@@ -199,14 +199,18 @@ int control_start(struct serve *s, const char *path, struct control **ret, struc
 		free(c);
 		return r;
 	}
-	r = co_spawn("control accept", co_accept_main, c);
-	if (r < 0) {
-		unix_unlisten(&c->sock);
-		free(c);
-		return err_errno(err, r, "control socket");
-	}
 	c->users = 1;
 	*ret = c;
+	return 0;
+}
+
+int control_accept(struct control *c, struct err *err)
+{
+	int r = co_spawn("control accept", co_accept_main, c);
+
+	if (r < 0)
+		return err_errno(err, r, "control socket");
+	c->accepting = true;
 	return 0;
 }
 
@@ -215,6 +219,11 @@ void control_stop(struct control *c)
 	if (!c)
 		return;
 	c->stop = true;
+	if (!c->accepting) {
+		unix_unlisten(&c->sock);
+		control_put(c);
+		return;
+	}
 	rt_io_shutdown(c->sock.fd);
 	list_for_each(&c->clients, n)
 		rt_io_shutdown(container_of(n, struct client, node)->fd);

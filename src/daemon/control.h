@@ -17,8 +17,9 @@ struct control;
 struct err;
 struct serve;
 
-/* Call on the reactor. */
+/* Call on the reactor. Takes the place; nobody is answered before control_accept(), and who connects before waits. */
 int control_start(struct serve *s, const char *path, struct control **ret, struct err *err);
+int control_accept(struct control *c, struct err *err);
 /* Closes the socket and its clients; they and `c` are freed when the last of their coroutines has ended. NULL is fine. Plain function. */
 void control_stop(struct control *c);
 

@@ -14,6 +14,7 @@
 #include "daemon/internal.h"
 #include "daemon/serve.h"
 #include "export/nbd/server.h"
+#include "rt/mark.h"
 #include "rt/rt.h"
 #include "tls/tls.h"
 #include "util/err.h"
@@ -63,7 +64,7 @@ co_fn int co_reload_credentials(struct serve *s, struct err *err)
 
 static struct serve *the_serve;
 static struct rt_msg message;
-static volatile sig_atomic_t posted;
+static struct rt_mark posted;
 
 static co_fn void co_reload(void *arg)
 {
@@ -75,16 +76,15 @@ static co_fn void co_reload(void *arg)
 
 static void hangup_arrived(struct rt_msg *m)
 {
-	posted = 0;
+	rt_mark_clear(&posted);
 	if (co_spawn("reload", co_reload, the_serve) < 0)
 		log_error("TLS: SIGHUP: too much is going on to read the certificates again; what was read before stays in use");
 }
 
 static void handle_hangup(int sig)
 {
-	if (posted)
+	if (rt_mark_set(&posted))
 		return;
-	posted = 1;
 	rt_post(the_serve->rt, &message);
 }
 

@@ -107,15 +107,33 @@ void peers_end(struct serve *s)
 	s->npeers = 0;
 }
 
+/* What the function itself returns is not to be taken for the lack of a coroutine. */
+struct attempt {
+	int (*fn)(void *arg);
+	void *arg;
+	bool ran;
+	int result;
+};
+
+static co_fn int co_attempt(void *arg)
+{
+	struct attempt *a = arg;
+
+	a->ran = true;
+	a->result = a->fn(a->arg);
+	return 0;
+}
+
 co_fn int co_serve_call(struct serve *t, int (*fn)(void *arg), void *arg)
 {
-	int ret = co_call(t->rt, fn, arg);
+	struct attempt a = { .fn = fn, .arg = arg };
+	int ret = co_call(t->rt, co_attempt, &a);
 
-	for (unsigned i = 0; ret == -EAGAIN && i < TRIES; i++) {
+	for (unsigned i = 0; !a.ran && ret == -EAGAIN && i < TRIES; i++) {
 		co_sleep_ns(1000000);
-		ret = co_call(t->rt, fn, arg);
+		ret = co_call(t->rt, co_attempt, &a);
 	}
-	return ret;
+	return a.ran ? a.result : ret;
 }
 
 struct everywhere {

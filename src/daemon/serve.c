@@ -129,11 +129,24 @@ static int check_allowed(const struct serve *s, struct err *err)
 	return 0;
 }
 
+/* A server is made for the volumes of all reactors and knows only its own requests: none may be promised more than each of them has. */
+static unsigned most_volumes(const struct serve *s)
+{
+	unsigned n[SPLIT_MAX] = { 0 }, most = 1;
+
+	for (unsigned i = 0; i < s->split->nvolumes; i++) {
+		unsigned part = s->split->volume[i].part;
+
+		most = max(most, ++n[part]);
+	}
+	return most;
+}
+
 static int make_nbd(struct serve *s, struct err *err)
 {
 	const struct serve_config *c = s->config;
 	struct nbd_server_config nc = {
-		.max_requests = min(1024u, SERVE_REQUESTS_MAX / (s->split->n > 1 ? s->split->nvolumes : s->graph.n)),
+		.max_requests = min(1024u, SERVE_REQUESTS_MAX / (s->split->n > 1 ? most_volumes(s) * s->split->n : s->graph.n)),
 		.client_ns = c->client_ns,
 		.max_conns = c->nbd_conns,
 		.client_conns = c->client_conns,
@@ -521,6 +534,9 @@ static co_fn void co_serve_main(void *arg)
 		ret = memory_start(s, err);
 	if (!ret)
 		ret = co_serve_confine(s, err);
+	/* Its place was taken with the rights of before; commands are carried out with those that are left. */
+	if (!ret && s->control)
+		ret = control_accept(s->control, err);
 	if (!ret) {
 		if (s->tls)
 			watch_hangup(s);
@@ -553,10 +569,15 @@ static int run(struct serve *s, struct err *err)
 	if (!ret) {
 		watch_signals(s);
 		ret = rt_run(s->rt, co_serve_main, s);
-		if (ret < 0)
-			err_errno(err, ret, "the event loop failed");
-		else
-			ret = s->error;
+		if (ret < 0 && s->npeers) {
+			/* The others have volumes open, and nobody is left who would end them: as if the process had been killed. */
+			log_error("the event loop failed: %s", strerror(-ret));
+			_exit(1);
+		}
+		ret = ret < 0 ? err_errno(err, ret, "the event loop failed") : s->error;
+		/* A signal finds no reactor from now on. The alarm stays, for the rest of the end. */
+		signal(SIGTERM, SIG_IGN);
+		signal(SIGINT, SIG_IGN);
 	}
 	peers_end(s);
 	memory_fini(s);

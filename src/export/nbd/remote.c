@@ -9,6 +9,8 @@
 
 #include "util/log.h"
 
+#define TRIES 1000u		/* ms */
+
 /* A power of two of at least 4096: below that, page caches and sectors make every disk work twice. */
 static uint32_t preferred_block(const struct disk_limits *limits)
 {
@@ -45,8 +47,16 @@ static co_fn int co_tell(void *arg)
 co_fn int co_export_facts(const struct nbd_export *e, struct nbd_facts *ret)
 {
 	struct asking a = { e, ret };
+	int r;
 
-	return e->v ? take_facts(e->v, ret) : co_call(e->home, co_tell, &a);
+	if (e->v)
+		return take_facts(e->v, ret);
+	r = co_call(e->home, co_tell, &a);
+	for (unsigned i = 0; r == -EAGAIN && i < TRIES && !e->s->stopping; i++) {
+		co_sleep_ns(1000000);
+		r = co_call(e->home, co_tell, &a);
+	}
+	return r;
 }
 
 /* --- The way there and back --- */
@@ -94,7 +104,7 @@ static co_fn int co_arrive(void *arg)
 	return 0;
 }
 
-co_fn int co_conn_hand_over(struct nbd_conn *c)
+static co_fn int co_try_hand_over(struct nbd_conn *c)
 {
 	struct nbd_server *s = c->s;
 	int ret;
@@ -109,6 +119,19 @@ co_fn int co_conn_hand_over(struct nbd_conn *c)
 	if (ret < 0) {
 		list_del(&c->away_node);
 		list_add_tail(&s->conns, &c->node);
+	}
+	return ret;
+}
+
+/* With patience while that reactor has no free coroutine: its requests end. Meanwhile the connection is here like any other. */
+co_fn int co_conn_hand_over(struct nbd_conn *c)
+{
+	struct nbd_server *s = c->s;
+	int ret = co_try_hand_over(c);
+
+	for (unsigned i = 0; ret == -EAGAIN && i < TRIES && !s->stopping && !c->dead; i++) {
+		co_sleep_ns(1000000);
+		ret = co_try_hand_over(c);
 	}
 	return ret;
 }
