@@ -372,8 +372,8 @@ static co_fn int co_fuse_add(struct answer *a, json_t *args)
 		return co_answer_error(a, "\"path\" is the absolute path of a file", NULL);
 	if (a->s->stop)
 		return co_answer_error(a, "the server is stopping", NULL);
-	if (a->s->confined.landlock || a->s->confined.seccomp)
-		return co_answer_error(a, "the server has confined itself and can mount no file any more; start it with --fuse FILE for this one, or with --no-sandbox", NULL);
+	if (a->s->confined.landlock || a->s->confined.seccomp || (a->s->fuse && fuse_server_guarded(a->s->fuse)))
+		return co_answer_error(a, "the server has confined itself and can mount no file any more; start it with --fuse FILE for this one, or with --no-sandbox and without --user", NULL);
 	if (co_add_file(a->s, v, path, &err) < 0)
 		return co_answer_error(a, "%s", err.msg);
 	return co_answer_ok(a, NULL);

@@ -13,9 +13,9 @@ def status_of(pid):
         return dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
 
 
-def ask(path, **request):
+def ask(socket_path, **request):
     with socket.socket(socket.AF_UNIX) as c:
-        c.connect(path)
+        c.connect(socket_path)
         c.sendall(json.dumps(request).encode() + b"\n")
         for line in c.makefile():
             answer = json.loads(line)
@@ -127,6 +127,35 @@ def a_server_of_files_is_confined_and_takes_them_away_at_the_end():
             check(time.monotonic() < end, "the second process ends with the first")
         with Server("mem:1M", "--fuse", files[0]) as s:
             equal(os.path.getsize(files[0]), 1 << 20, "the next one takes the dead mount away")
+
+
+def who_unmounts_and_does_not_answer_holds_up_no_end():
+    if os.geteuid() or not os.path.exists("/dev/fuse"):
+        skip("only root can mount here, where there is FUSE")
+    with folder() as d:
+        files = [os.path.join(d, x) for x in ("one", "two")]
+        with Server("mem:1M", "mem:1M", "--name", "a", "--name", "b", "--fuse", files[0], "--fuse", files[1]) as s:
+            helper, = children(s.proc.pid)
+            os.kill(helper, signal.SIGSTOP)
+            s.proc.send_signal(signal.SIGTERM)
+            status = s.proc.wait(TIMEOUT)
+            os.kill(helper, signal.SIGKILL)
+            equal(status, 0, "the exit status: " + s.text())
+            equal(s.text().count("cannot be unmounted"), 2, s.text())
+        with Server("mem:1M", "mem:1M", "--name", "a", "--name", "b", "--fuse", files[0], "--fuse", files[1]) as s:
+            equal(os.path.getsize(files[0]), 1 << 20, "the next one takes the dead mounts away")
+
+
+def who_has_given_up_root_mounts_nothing_more():
+    if os.geteuid() or not os.path.exists("/dev/fuse"):
+        skip("only root can mount here, where there is FUSE")
+    with folder() as d:
+        os.chmod(d, 0o777)
+        control, more = os.path.join(d, "control"), os.path.join(d, "more")
+        with Server("mem:1M", "--name", "a", "--fuse", os.path.join(d, "file"), "--control", control, "--user", "nobody", "--no-sandbox") as s:
+            answer = ask(control, command="fuse-add", volume="a", path=more)
+            check("can mount no file any more" in answer["error"], answer)
+            check(not os.path.exists(more), "no file was made")
 
 
 sys.exit(run_tests(tests_of(globals())))

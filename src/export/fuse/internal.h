@@ -102,7 +102,9 @@ struct fuse_server {
 	struct list exports;
 	bool stopping;
 	unsigned receivers;
-	int unmounter;		/* a socket; -1: none, the process unmounts by itself */
+	int unmounter;		/* a socket, or: */
+#define FUSE_UNGUARDED (-1)	/* the process unmounts by itself */
+#define FUSE_UNMOUNTER_GONE (-2)
 	unsigned guarded;
 	struct co_queue stop_q;
 };
@@ -119,5 +121,6 @@ bool fuse_mount_detach(struct fuse_mount *m);
 /* The absolute path without links in all but its last part. Free it. */
 int fuse_mount_path(const char *path, char **ret, struct err *err);
 
-/* unmounter.c: fuse_mount_detach(), by whoever is able to. */
-bool fuse_export_detach(struct fuse_export *e);
+/* unmounter.c: fuse_mount_detach(), by whoever is able to; who does not answer until `until_ns` (rt_now_exact_ns() time) is not asked again. */
+bool fuse_export_detach(struct fuse_export *e, uint64_t until_ns);
+#define FUSE_DETACH_NS 150000000ull /* at most, for all of a server: the end has more to do */

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ int fuse_server_create(struct fuse_server **ret, struct err *err)
 		return err_set(err, -ENOMEM, "FUSE server: out of memory");
 	list_init(&s->exports);
 	co_queue_init(&s->stop_q);
-	s->unmounter = -1;
+	s->unmounter = FUSE_UNGUARDED;
 	*ret = s;
 	return 0;
 }
@@ -76,6 +77,7 @@ static struct fuse_export *export_new(struct fuse_server *s, const struct fuse_e
 	e->config.path = strdup(c->path);
 	e->v = c->volume;
 	e->mount.fd = -1;
+	e->number = UINT_MAX;	/* the unmounter does not know it */
 	e->mode = c->access.mode ? c->access.mode : e->v->read_only ? 0400 : 0600;
 	e->uid = c->access.uid == (uid_t)-1 ? geteuid() : c->access.uid;
 	e->gid = c->access.gid == (gid_t)-1 ? getegid() : c->access.gid;
@@ -206,7 +208,7 @@ static co_fn void co_export_main(void *arg)
 	co_receive_until_end(e);
 	if (!e->stopping) {
 		log_info("%s: was unmounted", e->config.path);
-		fuse_export_detach(e);
+		fuse_export_detach(e, rt_now_exact_ns() + FUSE_DETACH_NS);
 		if (e->config.unmounted)
 			e->config.unmounted(e->config.unmounted_arg);
 	}
@@ -296,6 +298,8 @@ co_fn int co_fuse_server_serve(struct fuse_server *s, const struct fuse_export_c
 
 co_fn int co_fuse_server_stop(struct fuse_server *s, uint64_t deadline_ns)
 {
+	uint64_t until = min(deadline_ns, rt_now_exact_ns() + FUSE_DETACH_NS);
+
 	s->stopping = true;
 	list_for_each(&s->exports, n) {
 		struct fuse_export *e = container_of(n, struct fuse_export, node);
@@ -304,7 +308,7 @@ co_fn int co_fuse_server_stop(struct fuse_server *s, uint64_t deadline_ns)
 			continue;
 		e->stopping = true;
 		/* Not on a worker thread: those may all hang with an image. Nothing of this waits for the server itself. */
-		if (!fuse_export_detach(e))
+		if (!fuse_export_detach(e, until))
 			log_warn("%s: cannot be unmounted; the next start on it does that, or: umount -l %s", e->config.path, e->mount.path);
 		rt_io_shutdown(e->mount.fd);
 		co_queue_wake_all(&e->idle);

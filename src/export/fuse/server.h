@@ -44,6 +44,7 @@ co_fn int co_fuse_server_stop(struct fuse_server *s, uint64_t deadline_ns);
  * program again, with the verb FUSE_UNMOUNTER and a number, for which it calls fuse_unmounter_main(). -errno with a message.
  */
 int fuse_server_guard(struct fuse_server *s, struct err *err);
+bool fuse_server_guarded(const struct fuse_server *s);
 #define FUSE_UNMOUNTER "fuse-unmounter"
 int fuse_unmounter_main(int fd);
 

@@ -9,26 +9,28 @@
  *  (1) What it takes away was named before the server confined itself: after SEAL it believes nothing but numbers. A server that was taken over can end
  *      its own exports with it, and nothing else.
  *  (2) It ends with the server, of which it holds nothing but one end of a socket. A server that is killed leaves its mounts, with it as without.
- *  (3) It is a process of its own and not a fork: pages that it shared with the server would have to be copied before each is written.
+ *  (3) The server does not wait for it beyond a time, and after that not at all: an answer that comes late would be taken for that to the next order.
+ *  (4) It is a process of its own and not a fork: pages that it shared with the server would have to be copied before each is written.
  */
 #include "export/fuse/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "util/bytes.h"
 
 #define MOUNTS_MAX 64u
-#define ANSWER_S 1	/* a second is what the whole end has */
+#define START_MS 5000
+#define MS 1000000ull
 
 enum order { NAME, SEAL, DETACH };
 
@@ -91,11 +93,23 @@ int fuse_unmounter_main(int fd)
 
 /* --- The server's side --- */
 
-static bool order(int fd, const struct message *m)
+/* 1: done; 0: it could not; -1: there is no answer until then, and never will be one that can be told apart. */
+static int order(int fd, const struct message *m, uint64_t until_ns)
 {
+	struct pollfd p = { .fd = fd, .events = POLLIN };
 	uint8_t answer = 0;
+	int ret = send(fd, m, sizeof(*m), MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(*m) ? 0 : -1;
 
-	return send(fd, m, sizeof(*m), MSG_NOSIGNAL) == (ssize_t)sizeof(*m) && recv(fd, &answer, 1, 0) == 1 && answer;
+	while (!ret) {
+		uint64_t now = rt_now_exact_ns();
+
+		ret = poll(&p, 1, until_ns > now ? (int)((until_ns - now + MS - 1) / MS) : 0);
+		if (ret < 0 && errno == EINTR)
+			ret = 0;
+		else
+			ret = ret == 1 && recv(fd, &answer, 1, MSG_DONTWAIT) == 1 ? 1 : -1;
+	}
+	return ret < 0 ? -1 : answer != 0;
 }
 
 static int start(int sock, struct err *err)
@@ -118,13 +132,14 @@ static int start(int sock, struct err *err)
 int fuse_server_guard(struct fuse_server *s, struct err *err)
 {
 	static struct message m;
-	struct timeval limit = { .tv_sec = ANSWER_S };
+	uint64_t until = rt_now_exact_ns() + START_MS * MS;
 	int sv[2], ret;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sv) < 0)
 		return err_errno(err, -errno, "FUSE: cannot make a socket");
 	ret = start(sv[1], err);
 	close(sv[1]);
+	s->guarded = 0;
 	list_for_each(&s->exports, node) {
 		struct fuse_export *e = container_of(node, struct fuse_export, node);
 
@@ -132,24 +147,39 @@ int fuse_server_guard(struct fuse_server *s, struct err *err)
 				      .dev = e->mount.dev, .ino = e->mount.ino };
 		e->number = s->guarded++;
 		snprintf(m.path, sizeof(m.path), "%s", e->mount.path);
-		if (!ret && !order(sv[0], &m))
+		if (!ret && order(sv[0], &m, until) <= 0)
 			ret = err_set(err, -EIO, "FUSE: %s: the program that is to unmount it does not answer (--no-sandbox does without)", e->config.path);
 	}
 	m = (struct message){ .order = SEAL };
-	if (!ret && !order(sv[0], &m))
+	if (!ret && order(sv[0], &m, until) <= 0)
 		ret = err_set(err, -EIO, "FUSE: the program that unmounts later does not answer (--no-sandbox does without)");
 	if (ret < 0) {
 		close(sv[0]);
 		return ret;
 	}
-	setsockopt(sv[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	s->unmounter = sv[0];
 	return 0;
 }
 
-bool fuse_export_detach(struct fuse_export *e)
+bool fuse_server_guarded(const struct fuse_server *s)
+{
+	return s->unmounter != FUSE_UNGUARDED;
+}
+
+bool fuse_export_detach(struct fuse_export *e, uint64_t until_ns)
 {
 	struct message m = { .order = DETACH, .number = e->number };
+	struct fuse_server *s = e->s;
+	int ret;
 
-	return e->s->unmounter < 0 ? fuse_mount_detach(&e->mount) : order(e->s->unmounter, &m);
+	if (s->unmounter == FUSE_UNGUARDED)
+		return fuse_mount_detach(&e->mount);
+	if (s->unmounter < 0)
+		return false;
+	ret = order(s->unmounter, &m, until_ns);
+	if (ret < 0) {
+		close(s->unmounter);
+		s->unmounter = FUSE_UNMOUNTER_GONE;
+	}
+	return ret > 0;
 }
