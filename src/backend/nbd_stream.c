@@ -94,6 +94,11 @@ co_fn int co_nbd_load_creds(struct nbd *n, struct err *err)
 	ret = co_offload(load, &l);
 	if (ret < 0)
 		return err_set(err, ret, "%s", l.err.msg);
+	ret = tls_creds_check_fresh(n->creds, l.creds, l.config.dir, err);
+	if (ret < 0) {
+		tls_creds_free(l.creds);
+		return err_prefix(err, "%s", n->disk.name);
+	}
 	tls_creds_free(n->creds);
 	n->creds = l.creds;
 	return 0;

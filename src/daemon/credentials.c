@@ -40,6 +40,11 @@ co_fn int co_load_credentials(struct serve *s, struct err *err)
 
 	if (ret < 0)
 		return err_set(err, ret, "%s", l.err.msg);
+	ret = tls_creds_check_fresh(s->tls, l.creds, s->config->tls_creds, err);
+	if (ret < 0) {
+		tls_creds_free(l.creds);
+		return ret;
+	}
 	if (s->nbd)
 		nbd_server_set_creds(s->nbd, l.creds);
 	tls_creds_free(s->tls);

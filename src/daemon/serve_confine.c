@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* What this serving process may still need after its start, so that all else can be given up. */
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@
 #include "daemon/split.h"
 #include "export/nbd/server.h"
 #include "export/vhost/server.h"
+#include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"
 #include "util/opts.h"
@@ -28,6 +30,7 @@ struct needs {
 static void add_folder_of(struct needs *n, const char **list, unsigned *count, const char *path)
 {
 	char *folder = strdup(path), *slash = folder ? strrchr(folder, '/') : NULL;
+	unsigned i = 0;
 
 	if (!folder || *count == CONFINE_PATHS - 1) {
 		free(folder);
@@ -37,6 +40,12 @@ static void add_folder_of(struct needs *n, const char **list, unsigned *count, c
 		strcpy(folder, *path ? "." : "");
 	else
 		slash[slash == folder] = '\0';
+	while (i < *count && strcmp(list[i], folder))
+		i++;
+	if (i < *count) {
+		free(folder);
+		return;
+	}
 	n->owned[n->nowned++] = folder;
 	list[(*count)++] = folder;
 }
@@ -67,6 +76,29 @@ static void keep(struct needs *n, const char **list, unsigned *count, const char
 		list[(*count)++] = n->owned[n->nowned++] = copy;
 }
 
+/* A file that is read again and may be a symbolic link, as renewal scripts make them: the folder that it leads to now. */
+static void keep_target(struct needs *n, const char *path)
+{
+	char *real = realpath(path, NULL);
+
+	if (real)
+		add_folder_of(n, n->c.read, &n->nread, real);
+	free(real);
+}
+
+/* A directory of certificates and keys, and where they lie if they are links. */
+static void keep_creds(struct needs *n, const char *dir)
+{
+	static const char *const names[] = { "ca-cert.pem", "ca-crl.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem", "keys.psk" };
+	char path[PATH_MAX];
+	struct stat st;
+
+	keep(n, n->c.read, &n->nread, dir);
+	for (size_t i = 0; dir && i < ARRAY_SIZE(names); i++)
+		if (snprintf(path, sizeof(path), "%s/%s", dir, names[i]) < (int)sizeof(path) && !lstat(path, &st) && S_ISLNK(st.st_mode))
+			keep_target(n, path);
+}
+
 /* Certificates and keys of an NBD server are read again before its connection is made anew. */
 static void need_creds(struct needs *n, const char *text)
 {
@@ -80,10 +112,12 @@ static void need_creds(struct needs *n, const char *text)
 	if (!strcmp(s->driver, "nbd") && !nbd_uri_parse(s->rest, &u, NULL)) {
 		const char *dir = opts_str(&s->opts, "tls-certificates"), *psk = opts_str(&s->opts, "tls-psk-file");
 
-		keep(n, n->c.read, &n->nread, u.tls.certificates ? u.tls.certificates : dir);
+		keep_creds(n, u.tls.certificates ? u.tls.certificates : dir);
 		psk = u.tls.psk_file ? u.tls.psk_file : psk;
-		if (psk)
+		if (psk) {
 			add_folder_of(n, n->c.read, &n->nread, psk);
+			keep_target(n, psk);
+		}
 	}
 	nbd_uri_fini(&u);
 	disk_spec_free(spec);
@@ -125,7 +159,7 @@ static void collect(struct serve *s, struct needs *n)
 	for (unsigned i = 0; i < c->graph.nlogs; i++)
 		need_creds(n, c->graph.logs[i]);
 	need_creds(n, c->graph.cache_device);
-	keep(n, n->c.read, &n->nread, s->tls ? c->tls_creds : NULL);
+	keep_creds(n, s->tls ? c->tls_creds : NULL);
 	n->c.user = c->user;
 	/* librbd has threads of its own, which block SIGSYS and make whatever calls they like. */
 	n->c.sandbox = !c->no_sandbox && !mentions(c, "rbd:");

@@ -103,13 +103,13 @@ static int bad_file(struct err *err, const char *path, int r)
 	return err_set(err, -EINVAL, "%s: %s", path, r ? gnutls_strerror(r) : "there is nothing of this kind in it");
 }
 
-static int load_ca(struct tls_creds *c, const char *dir, bool *found, struct err *err)
+static int load_ca(struct tls_creds *c, const char *dir, struct err *err)
 {
 	char path[PATH_MAX];
 	gnutls_datum_t file;
 	int r = read_part(dir, "ca-cert.pem", false, path, &file, err);
 
-	*found = r > 0;
+	c->has_ca = r > 0;
 	if (r <= 0)
 		return r;
 	r = gnutls_certificate_set_x509_trust_mem(c->cert, &file, GNUTLS_X509_FMT_PEM);
@@ -117,6 +117,7 @@ static int load_ca(struct tls_creds *c, const char *dir, bool *found, struct err
 	if (r <= 0)
 		return bad_file(err, path, r);
 	r = read_part(dir, "ca-crl.pem", false, path, &file, err);
+	c->has_crl = r > 0;
 	if (r <= 0)
 		return r;
 	r = gnutls_certificate_set_x509_crl_mem(c->cert, &file, GNUTLS_X509_FMT_PEM);
@@ -200,8 +201,7 @@ static int finish(struct tls_creds *c, struct err *err)
 static int load_server(struct tls_creds *c, const char *dir, struct err *err)
 {
 	char path[PATH_MAX];
-	bool has_ca;
-	int r = load_ca(c, dir, &has_ca, err);
+	int r = load_ca(c, dir, err);
 
 	if (!r)
 		r = load_pair(c, dir, "server-cert.pem", "server-key.pem", err);
@@ -214,7 +214,7 @@ static int load_server(struct tls_creds *c, const char *dir, struct err *err)
 	}
 	if (!c->has_cert && !c->psk)
 		return err_set(err, -ENOENT, "%s: has neither server-cert.pem with server-key.pem nor keys.psk; weir-serve(1) tells how to make them", dir);
-	if (c->has_cert && c->verify_peer && !has_ca)
+	if (c->has_cert && c->verify_peer && !c->has_ca)
 		return err_set(err, -ENOENT, "%s: has no ca-cert.pem to check clients with; add it, or let everybody in with --tls-verify-peer off", dir);
 	if (c->psk) {
 		if (gnutls_psk_allocate_server_credentials(&c->psk_server) < 0)
@@ -271,7 +271,6 @@ static int check_dir(const struct tls_client_config *config, struct err *err)
 
 static int load_client(struct tls_creds *c, const struct tls_client_config *config, struct err *err)
 {
-	bool has_ca = false;
 	int r = 0;
 
 	c->verify_peer = !config->no_verify;
@@ -286,11 +285,11 @@ static int load_client(struct tls_creds *c, const struct tls_client_config *conf
 	} else if (config->dir) {
 		r = check_dir(config, err);
 		if (!r)
-			r = load_ca(c, config->dir, &has_ca, err);
+			r = load_ca(c, config->dir, err);
 		if (!r)
 			r = load_pair(c, config->dir, "client-cert.pem", "client-key.pem", err);
 	}
-	if (!r && !has_ca && !config->psk_file)
+	if (!r && !c->has_ca && !config->psk_file)
 		r = gnutls_certificate_set_x509_system_trust(c->cert) < 0 && c->verify_peer ?
 		    err_set(err, -ENOENT, "%s: there is no CA to check the server with; put ca-cert.pem into a directory and give it as tls-certificates=DIR", config->name) : 0;
 	return r < 0 ? r : finish(c, err);
@@ -309,6 +308,19 @@ int tls_creds_load_client(const struct tls_client_config *config, struct tls_cre
 	else
 		*ret = c;
 	return r;
+}
+
+int tls_creds_check_fresh(const struct tls_creds *old, const struct tls_creds *fresh, const char *what, struct err *err)
+{
+	const char *gone = NULL;
+
+	if (old && old->has_cert && !fresh->has_cert)
+		gone = fresh->server ? "server-cert.pem" : "client-cert.pem";
+	else if (old && old->has_ca && !fresh->has_ca)
+		gone = "ca-cert.pem";
+	else if (old && old->has_crl && !fresh->has_crl)
+		gone = "ca-crl.pem";
+	return gone ? err_set(err, -ENOENT, "%s/%s: was there when it was read before, and is not any more; put it back, or start anew to do without it", what, gone) : 0;
 }
 
 void tls_creds_free(struct tls_creds *c)

@@ -21,7 +21,7 @@ struct tls_psk {
 struct tls_creds {
 	struct rt_ref refs;	/* the owner's and the sessions', which may have moved to other reactors */
 	bool server, verify_peer;
-	bool has_cert;
+	bool has_cert, has_ca, has_crl;
 	char *hostname;
 	gnutls_certificate_credentials_t cert;
 	gnutls_psk_server_credentials_t psk_server;

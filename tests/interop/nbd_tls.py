@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """NBD over TLS: who gets in, who does not, and what a stream can do to the server."""
 import atexit
+import contextlib
 import hashlib
 import json
 import re
@@ -483,10 +484,35 @@ def certificates_are_renewed_while_clients_go_on():
         check("sandbox" not in s.text(), "the sandbox lets it: " + s.text())
 
 
+def links_into_another_folder_lead_there_also_when_they_are_read_again():
+    pki.leaf("linked-server", "server", "other", ["dns_name = localhost"])
+    pki.leaf("linked-client", "client", "other")
+    control, live = os.path.join(PKI_DIR, "control3"), os.path.join(PKI_DIR, "live")
+    os.mkdir(live)
+
+    def link(archive):
+        for name in os.listdir(archive):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(live, name))
+            os.symlink(os.path.join(archive, name), os.path.join(live, name))
+
+    archive = pki.folder("archive", "server", "server")
+    link(archive)
+    with TlsServer(live, "--control", control) as s:
+        check(can_read(s, "ca", "client"), "who gets in at first")
+        os.chmod(archive, 0o755)
+        for name in os.listdir(archive):
+            os.rename(os.path.join(archive, name), os.path.join(archive, "1-" + name))
+        pki.folder("archive", "server", "linked-server", "other")
+        answer = order(control, "tls-reload")
+        check(answer["ok"], answer)
+        check(can_read(s, "other", "linked-client"), "who gets in afterwards")
+
+
 def bad_files_change_nothing_and_are_named():
-    d = pki.folder("spoilt", "server", "server")
+    d = pki.revoke("revoked", "spoilt")
     control = os.path.join(PKI_DIR, "control2")
-    path = {name: os.path.join(d, name) for name in ("server-cert.pem", "server-key.pem", "ca-cert.pem", "keys.psk")}
+    path = {name: os.path.join(d, name) for name in ("server-cert.pem", "server-key.pem", "ca-cert.pem", "ca-crl.pem", "keys.psk")}
 
     def write(name, text):
         with open(path[name], "w") as f:
@@ -496,7 +522,8 @@ def bad_files_change_nothing_and_are_named():
     cases = [(lambda: write("server-key.pem", "no key"), "server-key.pem"), (lambda: os.unlink(path["server-key.pem"]), "server-key.pem: there is no such file"),
              (lambda: shutil.copy(pki.file("other-key.pem"), path["server-key.pem"]), "server-key.pem: does not belong to the certificate"),
              (lambda: write("ca-cert.pem", ""), "ca-cert.pem"), (lambda: os.unlink(path["ca-cert.pem"]), "no ca-cert.pem to check clients with"),
-             (lambda: write("keys.psk", "alice:12\n"), "keys.psk, line 1")]
+             (lambda: write("keys.psk", "alice:12\n"), "keys.psk, line 1"),
+             (lambda: os.unlink(path["ca-crl.pem"]), "ca-crl.pem: was there")]
     with TlsServer(d, "--control", control) as s:
         for spoil, words in cases:
             spoil()
@@ -507,7 +534,7 @@ def bad_files_change_nothing_and_are_named():
                 s.proc.send_signal(signal.SIGHUP)
                 log_says(s, re.escape(words) + ".*stays in use")
                 os.unlink(path["keys.psk"])
-            pki.folder("spoilt", "server", "server")
+            pki.revoke("revoked", "spoilt")
         check(order(control, "tls-reload")["ok"], "in the end all is well")
     with Server("mem:1M", "--control", control) as s:
         check("--tls-creds" in order(control, "tls-reload")["error"], "without TLS")
