@@ -165,6 +165,7 @@ int cache_create(const struct cache_config *config, struct cache **ret, struct e
 		cache_destroy(c);
 		return err_set(err, -ENOMEM, "no memory is left in the budget for a cache of %s: give a larger --memory", size_format(o.size, size));
 	}
+	budget_set_yielding(&c->user);
 	c->mem.user = &c->user;
 	cache_recompute(c);
 	*ret = c;

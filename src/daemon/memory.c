@@ -39,6 +39,7 @@
 #define MIB (1ull << 20)
 #define SECOND_NS 1000000000ull
 #define STEP_NS 5000000ull
+#define WANTED_NS SECOND_NS	/* room for the largest request that was refused stays so long */
 #define TRIM_NS 200000000ull	/* between two: what is given back will be wanted again */
 #define PARTS 16u
 #define PROGRAM_FLOOR (16 * MIB)
@@ -133,11 +134,44 @@ static co_fn void co_look(struct serve *s)
 
 /* --- Giving way --- */
 
-/* What the caches, which have `committed`, may have so that the headroom stays for others. */
+static uint64_t others_have(const struct budget *b)
+{
+	uint64_t limit = budget_limit(b), left = budget_obtainable(b);
+
+	return limit > left ? limit - left : 0;
+}
+
+/* Of what somebody has lately wanted: what is to be free for it. */
+static uint64_t lacking(const struct memory *m)
+{
+	uint64_t have = others_have(m->b);
+
+	return m->wanted > have ? m->wanted - have : 0;
+}
+
+/* What others may take at once: the headroom, or more if somebody has lately wanted more. */
+static uint64_t reserve(const struct serve *s)
+{
+	return max(budget_headroom(s->memory.b), lacking(&s->memory));
+}
+
+static void look_at_wanted(struct memory *m)
+{
+	uint64_t wanted = budget_wanted(m->b), now = rt_now_ns();
+
+	if (wanted)
+		wanted += others_have(m->b);
+	if (wanted >= m->wanted || now - m->wanted_ns >= WANTED_NS) {
+		m->wanted = wanted;
+		m->wanted_ns = now;
+	}
+}
+
+/* What the caches, which have `committed`, may have so that the reserve stays for others. */
 static uint64_t left_for_caches(const struct serve *s, uint64_t committed)
 {
 	const struct budget *b = s->memory.b;
-	uint64_t limit = budget_limit(b), all = budget_committed(b), others = (all > committed ? all - committed : 0) + budget_headroom(b);
+	uint64_t limit = budget_limit(b), all = budget_committed(b), others = (all > committed ? all - committed : 0) + reserve(s);
 
 	return limit > others ? limit - others : 0;
 }
@@ -217,8 +251,9 @@ static co_fn void co_make_room(struct serve *s)
 {
 	struct memory *m = &s->memory;
 
+	look_at_wanted(m);
 	co_memory_apply(s);
-	if (s->stop || budget_room(m->b) >= budget_headroom(m->b) / 2 || rt_now_ns() - m->trimmed_ns < TRIM_NS)
+	if (s->stop || budget_room(m->b) >= max(budget_headroom(m->b) / 2, lacking(m)) || rt_now_ns() - m->trimmed_ns < TRIM_NS)
 		return;
 	m->trimmed_ns = rt_now_ns();
 	co_everywhere(s, trim);

@@ -25,6 +25,7 @@ struct memory {
 	int fd;			/* /proc/self/status; -1: not measured */
 	uint64_t resident;	/* when it was last looked at */
 	uint64_t trimmed_ns;
+	uint64_t wanted, wanted_ns; /* what all but the caches would have, had not a take been refused lately; when that was */
 	uint64_t allowed;	/* what the first reactor leaves this one's cache */
 	bool rung;
 	struct co_queue q;	/* the keeper waits for the bell */

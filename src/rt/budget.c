@@ -12,7 +12,8 @@
 #include "util/bytes.h"
 
 struct budget {
-	_Atomic(uint64_t) committed, limit, headroom, refused;
+	_Atomic(uint64_t) committed, limit, headroom, refused, wanted;
+	_Atomic(uint64_t) yielding;	/* of `committed`, beyond floors */
 	pthread_mutex_t lock;	/* of `users` */
 	struct list users;
 	struct rt *keeper;
@@ -66,6 +67,23 @@ static void ring(struct budget *b)
 		rt_post(b->keeper, &b->bell);
 }
 
+void budget_want(struct budget *b, uint64_t bytes)
+{
+	uint64_t now;
+
+	if (!b)
+		return;
+	now = atomic_load_explicit(&b->wanted, memory_order_relaxed);
+	while (now < bytes && !atomic_compare_exchange_weak_explicit(&b->wanted, &now, bytes, memory_order_relaxed, memory_order_relaxed))
+		;
+	ring(b);
+}
+
+uint64_t budget_wanted(struct budget *b)
+{
+	return atomic_exchange_explicit(&b->wanted, 0, memory_order_relaxed);
+}
+
 /* --- Counting --- */
 
 static uint64_t commitment(const struct budget_user *u, uint64_t held)
@@ -82,7 +100,7 @@ static bool commit(struct budget *b, uint64_t bytes, bool force)
 	do {
 		if (!force && (now > limit || bytes > limit - now)) {
 			atomic_fetch_add_explicit(&b->refused, 1, memory_order_relaxed);
-			ring(b);
+			budget_want(b, bytes);
 			return false;
 		}
 	} while (!atomic_compare_exchange_weak_explicit(&b->committed, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
@@ -108,6 +126,8 @@ static bool take(struct budget_user *u, uint64_t bytes, bool force)
 	more = commitment(u, u->held + bytes) - commitment(u, u->held);
 	if (more && !commit(u->b, more, force))
 		return false;
+	if (u->yields)
+		atomic_fetch_add_explicit(&u->b->yielding, more, memory_order_relaxed);
 	held_set(u, u->held + bytes);
 	return true;
 }
@@ -131,6 +151,8 @@ void budget_give(struct budget_user *u, uint64_t bytes)
 	assert(bytes <= u->held);
 	less = commitment(u, u->held) - commitment(u, u->held - bytes);
 	held_set(u, u->held - bytes);
+	if (u->yields)
+		atomic_fetch_sub_explicit(&u->b->yielding, less, memory_order_relaxed);
 	atomic_fetch_sub_explicit(&u->b->committed, less, memory_order_relaxed);
 }
 
@@ -158,6 +180,12 @@ bool budget_join(struct budget *b, struct budget_user *u, const char *name, uint
 	return true;
 }
 
+void budget_set_yielding(struct budget_user *u)
+{
+	assert(!u->held);
+	u->yields = true;
+}
+
 void budget_leave(struct budget_user *u)
 {
 	struct budget *b = u->b;
@@ -167,6 +195,8 @@ void budget_leave(struct budget_user *u)
 	pthread_mutex_lock(&b->lock);
 	list_del(&u->node);
 	pthread_mutex_unlock(&b->lock);
+	if (u->yields)
+		atomic_fetch_sub_explicit(&b->yielding, commitment(u, u->held) - u->floor, memory_order_relaxed);
 	atomic_fetch_sub_explicit(&b->committed, commitment(u, u->held), memory_order_relaxed);
 	u->b = NULL;
 	u->held = 0;
@@ -207,6 +237,19 @@ uint64_t budget_room(const struct budget *b)
 		return UINT64_MAX;
 	limit = budget_limit(b);
 	now = budget_committed(b);
+	return limit > now ? limit - now : 0;
+}
+
+uint64_t budget_obtainable(const struct budget *b)
+{
+	uint64_t limit, yielding, now;
+
+	if (!b)
+		return UINT64_MAX;
+	limit = budget_limit(b);
+	yielding = atomic_load_explicit(&b->yielding, memory_order_relaxed);
+	now = budget_committed(b);
+	now = now > yielding ? now - yielding : 0;
 	return limit > now ? limit - now : 0;
 }
 

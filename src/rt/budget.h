@@ -11,7 +11,10 @@
  *  (3) a take within the floor never fails.
  *
  * A take that is refused, and one that leaves less than the headroom, ring the bell: whoever keeps the budget then takes memory from users that can do with
- * less. So the headroom is what others may take at once, and a refusal is over within milliseconds.
+ * less. So the headroom is what others may take at once, and a refusal is over within milliseconds. The largest take that was refused is remembered for
+ * the keeper: one that is larger than the headroom needs more to be given back than that.
+ *
+ * A user that yields is one from which the keeper takes all beyond its floor, if others want it.
  *
  * Users may live on several reactors; each calls for itself on its own.
  */
@@ -29,6 +32,7 @@ struct budget_user {
 	struct budget *b;	/* NULL: it counts nothing and refuses nothing */
 	const char *name;	/* static text; figures of users with the same name are added up */
 	uint64_t held, floor, peak;
+	bool yields;
 };
 
 /* `keeper` gets the bell: fn(arg), on its reactor, never nested. NULL: nobody. */
@@ -38,6 +42,8 @@ void budget_set_keeper(struct budget *b, struct rt *keeper, void (*fn)(void *arg
 
 /* False, with nothing done, if the floor does not fit. `b` may be NULL: all calls then succeed. */
 bool budget_join(struct budget *b, struct budget_user *u, const char *name, uint64_t floor);
+/* From now on it yields; it holds nothing yet. */
+void budget_set_yielding(struct budget_user *u);
 /* All that it held is given back. */
 void budget_leave(struct budget_user *u);
 bool budget_take(struct budget_user *u, uint64_t bytes);
@@ -53,7 +59,13 @@ void budget_set_headroom(struct budget *b, uint64_t headroom);
 uint64_t budget_committed(const struct budget *b);
 /* What could still be taken; with NULL all there is. */
 uint64_t budget_room(const struct budget *b);
+/* The same, once all that yield have given way. */
+uint64_t budget_obtainable(const struct budget *b);
 uint64_t budget_refused(const struct budget *b);
+/* Somebody waits until so much can be taken: rings the bell. NULL is fine. */
+void budget_want(struct budget *b, uint64_t bytes);
+/* The largest that was refused, or wanted, since the last call. */
+uint64_t budget_wanted(struct budget *b);
 
 struct budget_part {
 	const char *name;

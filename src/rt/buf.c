@@ -23,6 +23,7 @@
 #include "rt/area.h"
 #include "rt/buf.h"
 #include "rt/rt_int.h"
+#include "util/bytes.h"
 
 #define ORDERS 14u			/* 4 KiB .. 32 MiB */
 #define NONE UINT32_MAX
@@ -154,11 +155,11 @@ static bool touch(struct rt_bufpool *p, uint32_t i, unsigned order)
 		n += !p->touched[k];
 	if (likely(!n))
 		return true;
-	if (!budget_take(&p->user, n * PIECE)) {
+	/* Before it is refused, which costs the caches. */
+	if (n * PIECE > budget_room(p->user.b))
 		trim(p);
-		if (!budget_take(&p->user, n * PIECE))
-			return false;
-	}
+	if (!budget_take(&p->user, n * PIECE))
+		return false;
 	memset(p->touched + first, 1, end - first);
 	p->n_touched += n;
 	return true;
@@ -474,6 +475,14 @@ uint64_t rt_bufpool_used(const struct rt_bufpool *p)
 uint64_t rt_bufpool_size(const struct rt_bufpool *p)
 {
 	return p->size;
+}
+
+uint64_t rt_bufpool_left(const struct rt_bufpool *p)
+{
+	uint64_t more = budget_obtainable(p->user.b), own = max((uint64_t)p->n_touched * PIECE, p->user.floor), free = p->size - p->used;
+
+	own -= min(own, p->used);
+	return more >= p->size ? free : min(free, own + more);
 }
 
 struct rt_bufpool *rt_bufs(void)

@@ -33,6 +33,8 @@ int rt_bufpool_account(struct rt_bufpool *p, const char *name, struct err *err);
 bool rt_bufpool_starved(const struct rt_bufpool *p);
 uint64_t rt_bufpool_used(const struct rt_bufpool *p);
 uint64_t rt_bufpool_size(const struct rt_bufpool *p);
+/* What is unused of it, or less: what the budget has for it once the caches have given way. */
+uint64_t rt_bufpool_left(const struct rt_bufpool *p);
 /* The pool that rt_run()'s owner set for this reactor; every layer takes its bounce buffers there. */
 struct rt_bufpool *rt_bufs(void);
 void rt_set_bufs(struct rt *rt, struct rt_bufpool *p);

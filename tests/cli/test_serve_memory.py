@@ -79,7 +79,7 @@ class Serve:
         subprocess.run(["nbdcopy", "--connections=4", "--requests=16", "--request-size=1048576", "--flush", self.image + ".new", self.uri()], check=True)
 
     def most(self, since=0.0):
-        return max(v for t, v in self.samples if t >= since)
+        return max([resident(self.p.pid)] + [v for t, v in self.samples if t >= since])
 
     def end(self):
         self.stop = True
@@ -146,6 +146,21 @@ def so_it_does_with_a_log_that_is_written():
     s.end()
 
 
+def large_requests_are_served_over_a_full_cache():
+    limit = 96 * MIB
+    s = Serve("--memory", str(limit), "--cache-size", "200M", "--cache", "writeback")
+    for size in (65536, 32 * MIB):
+        before, full = time.monotonic(), False
+        while not full and time.monotonic() - before < 15:
+            subprocess.run(["nbdcopy", "--connections=1", "--requests=1", f"--request-size={size}", "--no-extents", s.uri(), "null:"], check=True, timeout=20)
+            m = s.memory()
+            full = size > 65536 or limit - m["committed"] < 8 * MIB
+        print(f"reads of {size} bytes: {time.monotonic() - before:.1f} s, {m}")
+        check(full, "the cache has what is left")
+    within("large reads", s.most(), limit)
+    s.end()
+
+
 def what_cannot_fit_is_refused_by_name():
     p = subprocess.run([WEIR, "serve", "--nbd", "unix:/tmp/none", "--memory", "40M", "null:1M"], capture_output=True, text=True, check=False)
     check(p.returncode == 1 and p.stderr.count("\n") == 1, p.stderr)
@@ -174,4 +189,5 @@ def without_leftovers(test):
 
 need("nbdcopy")
 sys.exit(run_tests([without_leftovers(t) for t in (resident_memory_stays_within_the_budget_under_load, so_it_does_with_a_log_that_is_written,
+                                                    large_requests_are_served_over_a_full_cache,
                                                     what_cannot_fit_is_refused_by_name)]))

@@ -84,6 +84,38 @@ static void a_floor_that_does_not_fit_is_refused(void)
 	budget_leave(&a);
 }
 
+static void what_was_refused_is_remembered_and_who_yields_counts_as_obtainable(void)
+{
+	struct budget_user a, cache;
+	struct budget *b;
+
+	CHECK_EQ(budget_create(100, &b), 0);
+	CHECK(budget_join(b, &a, "a", 0) && budget_join(b, &cache, "cache", 10));
+	budget_set_yielding(&cache);
+	CHECK_EQ(budget_obtainable(b), 90u);
+	CHECK(budget_take(&cache, 80));
+	CHECK_EQ(budget_room(b), 20u);
+	CHECK_EQ(budget_obtainable(b), 90u);
+	CHECK_EQ(budget_wanted(b), 0u);
+	CHECK(!budget_take(&a, 30) && !budget_take(&a, 50) && !budget_take(&a, 40));
+	CHECK_EQ(budget_wanted(b), 50u);
+	CHECK_EQ(budget_wanted(b), 0u);
+	budget_give(&cache, 75);	/* now within its floor */
+	CHECK(budget_take(&a, 50));
+	CHECK_EQ(budget_obtainable(b), 40u);
+	CHECK_EQ(budget_room(b), 40u);
+	CHECK(budget_take(&cache, 25));
+	CHECK_EQ(budget_obtainable(b), 40u);
+	budget_leave(&cache);
+	CHECK_EQ(budget_obtainable(b), 50u);
+	budget_want(b, 7);
+	CHECK_EQ(budget_wanted(b), 7u);
+	budget_want(NULL, 7);
+	CHECK_EQ(budget_obtainable(NULL), UINT64_MAX);
+	budget_leave(&a);
+	budget_destroy(b);
+}
+
 /* --- Pools and stacks --- */
 
 struct bed {
@@ -133,6 +165,7 @@ static co_fn void co_pool(void *arg)
 	CHECK(bed->buf);
 	memset(bed->buf, 1, 4 * MIB);
 	rt_buf_put(bed->pool, bed->buf);
+	CHECK_EQ(rt_bufpool_left(bed->pool), 6 * MIB - rt_bufpool_used(bed->pool));
 	/* What is free goes back when it is wanted. */
 	CHECK_EQ(budget_room(bed->b), 0u);
 	rt_trim(rt_self());
@@ -228,6 +261,7 @@ int main(void)
 {
 	RUN(the_sum_of_what_is_held_or_kept_never_exceeds_the_limit);
 	RUN(a_floor_that_does_not_fit_is_refused);
+	RUN(what_was_refused_is_remembered_and_who_yields_counts_as_obtainable);
 	RUN(a_pool_waits_for_memory_of_others_and_gives_back_what_is_free);
 	RUN(what_can_be_spawned_is_what_the_budget_has_room_for);
 	return 0;
