@@ -146,6 +146,25 @@ def who_unmounts_and_does_not_answer_holds_up_no_end():
             equal(os.path.getsize(files[0]), 1 << 20, "the next one takes the dead mounts away")
 
 
+def a_folder_that_is_moved_takes_its_mount_along_and_no_other_file_is_touched():
+    if os.geteuid() or not os.path.exists("/dev/fuse"):
+        skip("only root can mount here, where there is FUSE")
+    with folder() as d:
+        os.chmod(d, 0o755)
+        old, new = os.path.join(d, "old"), os.path.join(d, "new")
+        os.mkdir(old)
+        with Server("mem:1M", "--fuse", os.path.join(old, "file"), "--user", "nobody") as s:
+            os.rename(old, new)
+            os.mkdir(old)
+            with open(os.path.join(old, "file"), "w"):
+                pass
+            s.proc.send_signal(signal.SIGTERM)
+            equal(s.proc.wait(TIMEOUT), 0, "the exit status: " + s.text())
+        with open("/proc/self/mountinfo") as f:
+            check(d not in f.read(), "nothing is mounted any more")
+        equal((os.listdir(new), os.listdir(old)), ([], ["file"]), "what is left")
+
+
 def who_has_given_up_root_mounts_nothing_more():
     if os.geteuid() or not os.path.exists("/dev/fuse"):
         skip("only root can mount here, where there is FUSE")

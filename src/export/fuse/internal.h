@@ -67,6 +67,8 @@ struct fuse_mount {
 	unsigned major, minor;	/* of the mount, which tells it from others at the same place */
 	bool created;		/* the file was made for it */
 	uint64_t dev, ino;	/* the file below */
+	bool has_dir;		/* `dir` is the folder, whatever its path leads to by now, and `path` only names the file in it */
+	int dir;
 };
 
 struct fuse_mount_config {
@@ -118,6 +120,8 @@ void fuse_request_put(struct fuse_request *r);
 int fuse_mount_attach(const struct fuse_mount_config *c, struct fuse_mount *ret, struct err *err);
 /* Takes the mount away if it is still there, lazily, and the file if it was made; closes nothing. False: it is there and cannot be taken away. */
 bool fuse_mount_detach(struct fuse_mount *m);
+/* Holds on to the folder, for a detach with more rights than those who may rename it have. -errno. */
+int fuse_mount_hold(struct fuse_mount *m);
 /* The absolute path without links in all but its last part. Free it. */
 int fuse_mount_path(const char *path, char **ret, struct err *err);
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <limits.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,10 +165,10 @@ static int do_mount(const struct fuse_mount_config *c, const char *path, struct 
 	return mount_by_helper(c, path, options, err);
 }
 
-/* True if it is gone afterwards. */
-static bool detach(const char *path)
+/* True if it is gone afterwards. `real` is `path` for those who cannot see our descriptors. */
+static bool detach(const char *path, const char *real)
 {
-	char *argv[] = { (char *)"fusermount3", (char *)"-u", (char *)"-z", (char *)"-q", (char *)"--", (char *)path, NULL };
+	char *argv[] = { (char *)"fusermount3", (char *)"-u", (char *)"-z", (char *)"-q", (char *)"--", (char *)real, NULL };
 
 	if (!umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW))
 		return true;
@@ -186,7 +187,7 @@ static int clear_dead(const char *path, struct err *err)
 
 		if (!dead)
 			ret = err_set(err, -EADDRINUSE, "%s: another process serves a disk there; stop it or choose another file", path);
-		else if (!detach(path))
+		else if (!detach(path, path))
 			ret = err_set(err, -EBUSY, "%s: a server that was killed has left its mount there, and it cannot be taken away; as root: "
 				      "umount -l %s", path, path);
 		else
@@ -230,13 +231,49 @@ static int take_file(const struct fuse_mount_config *c, struct fuse_mount *m, st
 	return 0;
 }
 
+static const char *name_of(const struct fuse_mount *m)
+{
+	return strrchr(m->path, '/') + 1;
+}
+
 static void remove_file(struct fuse_mount *m)
 {
+	int dir = m->has_dir ? m->dir : AT_FDCWD;
+	const char *path = m->has_dir ? name_of(m) : m->path;
 	struct stat st;
 
-	if (m->created && !lstat(m->path, &st) && st.st_dev == m->dev && st.st_ino == m->ino && !st.st_size)
-		unlink(m->path);
+	if (m->created && !fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) && st.st_dev == m->dev && st.st_ino == m->ino && !st.st_size)
+		unlinkat(dir, path, 0);
 	m->created = false;
+}
+
+int fuse_mount_hold(struct fuse_mount *m)
+{
+	char *copy = strdup(m->path);
+
+	if (!copy)
+		return -ENOMEM;
+	/* The file itself is not looked at: that would ask the server, which waits for us. */
+	m->dir = strchr(copy, '/') ? open(dirname(copy), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+	m->has_dir = m->dir >= 0;
+	free(copy);
+	return m->has_dir ? 0 : -EINVAL;
+}
+
+/* Where the file is now: a folder may have been moved. False: the path is too long, or the folder was removed. */
+static bool find_path(const struct fuse_mount *m, char path[PATH_MAX])
+{
+	char link[32], dir[PATH_MAX];
+	ssize_t n;
+
+	if (!m->has_dir)
+		return snprintf(path, PATH_MAX, "%s", m->path) < PATH_MAX;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", m->dir);
+	n = readlink(link, dir, sizeof(dir) - 1);
+	if (n <= 0)
+		return false;
+	dir[n] = '\0';
+	return snprintf(path, PATH_MAX, "%s/%s", n > 1 ? dir : "", name_of(m)) < PATH_MAX;
 }
 
 int fuse_mount_attach(const struct fuse_mount_config *c, struct fuse_mount *ret, struct err *err)
@@ -271,10 +308,12 @@ int fuse_mount_attach(const struct fuse_mount_config *c, struct fuse_mount *ret,
 bool fuse_mount_detach(struct fuse_mount *m)
 {
 	struct mountinfo *info = malloc(sizeof(*info));
-	bool gone = true, found = info && mountinfo_find(m->path, info);
+	char path[PATH_MAX], by[32 + NAME_MAX + 1];
+	bool gone = true, found = info && find_path(m, path) && mountinfo_find(path, info);
 
+	snprintf(by, sizeof(by), "/proc/self/fd/%d/%s", m->dir, name_of(m));
 	if (found && info->major == m->major && info->minor == m->minor)
-		gone = detach(m->path);
+		gone = detach(m->has_dir ? by : path, path);
 	else if (found && !strcmp(info->type, FSTYPE))
 		gone = false;
 	free(info);

@@ -21,6 +21,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -53,8 +54,13 @@ static bool obey(const struct message *m, struct fuse_mount *mounts, unsigned *n
 			return false;
 		*mount = (struct fuse_mount){ .path = strdup(m->path), .fd = -1, .major = m->major, .minor = m->minor, .created = m->created,
 					      .dev = m->dev, .ino = m->ino };
-		*n += mount->path != NULL;
-		return mount->path;
+		/* From here on others may be able to move its folder and put another one there. */
+		if (!mount->path || fuse_mount_hold(mount) < 0) {
+			free(mount->path);
+			return false;
+		}
+		++*n;
+		return true;
 	case SEAL:
 		*sealed = true;
 		return true;
