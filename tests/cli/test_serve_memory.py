@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ def resident(pid):
 class Serve:
     all = []
 
-    def __init__(self, *args, size=64, log=False):
+    def __init__(self, *args, size=64, log=False, more=()):
         self.dir = tempfile.mkdtemp(prefix="weir-memory-")
         self.nbd, self.control, self.image = (os.path.join(self.dir, n) for n in ("nbd", "control", "a.raw"))
         piece = os.urandom(4 * MIB)
@@ -43,7 +44,7 @@ class Serve:
         if log:
             subprocess.run([WEIR, "log", "create", "--size", "128M", os.path.join(self.dir, "log")], check=True, stdout=subprocess.DEVNULL)
             args += ("--cache", "writeback", "--log", os.path.join(self.dir, "log"))
-        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args, self.image],
+        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:" + self.nbd, "--control", self.control, *args, self.image, *more],
                                   stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         Serve.all.append(self)
         line = self.p.stderr.readline()
@@ -56,7 +57,10 @@ class Serve:
 
     def watch(self):
         while not self.stop and self.p.poll() is None:
-            self.samples.append((time.monotonic(), resident(self.p.pid)))
+            try:
+                self.samples.append((time.monotonic(), resident(self.p.pid)))
+            except (OSError, LookupError):
+                return  # it ends
             time.sleep(0.02)
 
     def ask(self, command, **args):
@@ -161,6 +165,72 @@ def large_requests_are_served_over_a_full_cache():
     s.end()
 
 
+class Client:
+    """Of one export."""
+
+    def __init__(self, server, name):
+        self.s = socket.socket(socket.AF_UNIX)
+        self.s.settimeout(15)
+        self.s.connect(server.nbd)
+        self.f = self.s.makefile("rb")
+        self.name = name
+
+    def begin(self):
+        self.want(18)
+        self.s.sendall(struct.pack(">IQII", 3, 0x49484156454F5054, 1, len(self.name)) + self.name.encode())
+        self.want(10)
+        return self
+
+    def want(self, n):
+        got = self.f.read(n)
+        check(len(got) == n, f"the server sends {n} bytes and not {len(got)}")
+        return got
+
+    def request(self, kind, off, length):
+        self.s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, kind, 7, off, length))
+
+    def read(self, off, length):
+        self.request(0, off, length)
+        check(self.want(16)[4:8] == bytes(4), "a read succeeds")
+        self.want(length)
+
+    def close(self):
+        self.f.close()
+        self.s.close()
+
+
+def clients_of_one_export_leave_some_of_a_small_budget_to_the_others():
+    s = Serve("--memory", str(96 * MIB), "--cache-size", "200M", "--cache", "writeback", "--name", "a.raw", "--name", "mem", size=64, more=("mem:64M",))
+    slow = [Client(s, "a.raw").begin() for _ in range(4)]
+    for c in slow:
+        c.request(1, 0, 32 * MIB)   # and no payload
+    time.sleep(0.2)
+    other = Client(s, "mem").begin()
+    before = time.monotonic()
+    for i in range(4):
+        other.read(8 * MIB * i, 8 * MIB)
+    took = time.monotonic() - before
+    m = s.memory()
+    print(f"{took:.2f} s, {m}")
+    check(took < 5, f"another export is served: {took:.1f} s")
+    for c in slow + [other]:
+        c.close()
+    s.end()
+
+
+def a_burst_of_clients_over_a_full_cache_is_let_in():
+    s = Serve("--memory", str(72 * MIB), "--cache-size", "200M", "--cache", "writeback")
+    subprocess.run(["nbdcopy", "--connections=1", "--requests=1", "--request-size=65536", "--no-extents", s.uri(), "null:"], check=True, timeout=20)
+    clients = [Client(s, "a.raw") for _ in range(200)]
+    for c in clients:
+        c.begin().read(0, 4096)
+    st = s.ask("status")["result"]["nbd"]
+    check(st["refused"] == 0, f"nobody is refused: {st['refused']} of {st['accepted']}")
+    for c in clients:
+        c.close()
+    s.end()
+
+
 def what_cannot_fit_is_refused_by_name():
     p = subprocess.run([WEIR, "serve", "--nbd", "unix:/tmp/none", "--memory", "40M", "null:1M"], capture_output=True, text=True, check=False)
     check(p.returncode == 1 and p.stderr.count("\n") == 1, p.stderr)
@@ -190,4 +260,6 @@ def without_leftovers(test):
 need("nbdcopy")
 sys.exit(run_tests([without_leftovers(t) for t in (resident_memory_stays_within_the_budget_under_load, so_it_does_with_a_log_that_is_written,
                                                     large_requests_are_served_over_a_full_cache,
+                                                    clients_of_one_export_leave_some_of_a_small_budget_to_the_others,
+                                                    a_burst_of_clients_over_a_full_cache_is_let_in,
                                                     what_cannot_fit_is_refused_by_name)]))

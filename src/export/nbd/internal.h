@@ -96,6 +96,7 @@ struct nbd_listener {
 	struct unix_listener sock; /* TCP: only its fd */
 	struct nbd_export *only; /* the one export of this address; NULL: all */
 	bool is_unix, stop;
+	bool told;		/* that there is no memory for a client */
 	char addr[300];		/* for messages and status, with the real port */
 };
 
@@ -201,6 +202,8 @@ void request_put(struct nbd_request *r);
 
 /* server.c */
 void conn_kill(struct nbd_conn *c);	/* (5) */
+/* Waits until the budget has room for a connection, for a second or until *stop; in a burst of them the caches give way meanwhile. */
+co_fn void co_conn_room(struct nbd_server *s, const bool *stop);
 int server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer, const char *client, struct nbd_export *only);
 /* The time for the next option begins. */
 void conn_handshake_clock(struct nbd_conn *c);

@@ -128,8 +128,11 @@ static void accepted(struct nbd_listener *l, int fd, const struct sockaddr_stora
 	}
 	prepare_socket(fd, sa, len, peer, client, sizeof(peer));
 	ret = server_adopt(s, t, peer, client, l->only);
-	if (ret < 0)
+	if (ret == -ENOMEM && !l->told)
+		log_warn("NBD client %s: refused: no memory is left for it; give a larger --memory, or a smaller --log-memory", peer);
+	else if (ret < 0)
 		log_debug("NBD client %s: refused: %s", peer, strerror(-ret));
+	l->told = ret == -ENOMEM;
 }
 
 static co_fn void co_accept_main(void *arg)
@@ -145,6 +148,7 @@ static co_fn void co_accept_main(void *arg)
 
 		if (fd >= 0) {
 			told = false;
+			co_conn_room(s, &l->stop);
 			accepted(l, fd, &sa, len);
 		} else if (!l->stop && fd != -ECONNABORTED) {
 			/* Out of descriptors or memory: it may pass. */

@@ -7,7 +7,10 @@
  * stays free for who comes next: clients that take no replies never pin all. So that large requests do not starve, who has waited for PATIENCE_NS needs only
  * that there is room, and until then only connections that are content with SMALL pass it.
  *
- * Who takes or sends nothing for config.stall_ns while others wait is cut off.
+ * What is left free is what the budget of the process has as well, once the caches have given way (rt_bufpool_left()): of a small one, a client of this or of
+ * another export gets no more than that share.
+ *
+ * Who takes or sends nothing for config.stall_ns while others wait is cut off; where the budget refuses, clients of all exports of the server are looked at.
  */
 #include "export/nbd/internal.h"
 
@@ -16,6 +19,7 @@
 #define PATIENCE_NS 1000000000ull
 #define SMALL (1u << 20)
 #define STARVED_NS 2000000ull	/* the budget refuses: others are giving memory back */
+#define STARVED_REST_NS 10000000ull	/* of those who are not the first in the queue */
 
 /* Lives on the receiver's stack. */
 struct mem_waiter {
@@ -57,18 +61,25 @@ co_fn struct nbd_request *co_request_get(struct nbd_conn *c)
 	return r;
 }
 
+/* The budget is what there is too little of: memory comes back without a request of this export ending. */
+static bool is_starved(const struct nbd_export *e)
+{
+	return rt_bufpool_starved(e->pool) || rt_bufpool_left(e->pool) < rt_bufpool_size(e->pool) - rt_bufpool_used(e->pool);
+}
+
 static void watchdog_arm(struct nbd_export *e);
 
 static void watchdog_fired(struct rt_timer *t)
 {
 	struct nbd_export *e = container_of(t, struct nbd_export, watchdog);
 	uint64_t now = rt_now_ns();
+	bool all = is_starved(e);
 
 	list_for_each_safe(&e->s->conns, n) {
 		struct nbd_conn *c = container_of(n, struct nbd_conn, node);
 		uint64_t since = c->send_since_ns ? c->send_since_ns : c->recv_since_ns;
 
-		if (c->exp != e || c->dead || !c->mem_used || !since || now - since < e->s->config.stall_ns)
+		if ((c->exp != e && !all) || c->dead || !c->mem_used || !since || now - since < e->s->config.stall_ns)
 			continue;
 		log_warn("NBD client %s: cut off; it %s nothing for %u s while others wait for request memory of '%s'", c->peer,
 			 c->send_since_ns ? "takes" : "sends", (unsigned)((now - since) / 1000000000), e->v->name);
@@ -89,14 +100,25 @@ static bool admissible(const struct nbd_conn *c, uint64_t charge, const struct m
 {
 	const struct nbd_export *e = c->exp;
 	const struct mem_waiter *first = list_first(&e->mem_waiters, struct mem_waiter, node);
-	uint64_t unused = rt_bufpool_size(e->pool) - rt_bufpool_used(e->pool);
+	uint64_t unused = rt_bufpool_left(e->pool);
 	bool impatient = first && rt_now_ns() - first->since_ns >= PATIENCE_NS;
 
 	if (impatient && first == w)
 		return charge <= unused;
 	if (impatient && c->mem_used + charge > SMALL)
 		return false;
+	/* Alone it may have all, for one. */
+	if (!rt_bufpool_used(e->pool))
+		return charge <= unused;
 	return c->mem_used + 2 * charge <= unused;
+}
+
+/* How long to wait when no request ends. */
+static uint64_t patience(const struct nbd_export *e, const struct mem_waiter *w)
+{
+	if (!is_starved(e))
+		return PATIENCE_NS;
+	return list_first(&e->mem_waiters, struct mem_waiter, node) == w ? STARVED_NS : STARVED_REST_NS;
 }
 
 co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
@@ -116,8 +138,7 @@ co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
 		watchdog_arm(e);
 		while (!r->buf && !c->dead) {
 			/* The deadline: the first in the queue becomes impatient without anybody's doing. */
-			co_queue_wait_until(&e->mem_wait, rt_now_ns() + (rt_bufpool_starved(e->pool) ? STARVED_NS : PATIENCE_NS),
-					    "request memory of the export");
+			co_queue_wait_until(&e->mem_wait, rt_now_ns() + patience(e, &w), "request memory of the export");
 			if (!c->dead && admissible(c, charge, &w))
 				r->buf = rt_buf_tryget(e->pool, len);
 		}

@@ -14,6 +14,8 @@
 #define AWAY_NS 1000000000ull
 #define HANDSHAKE_LIMITS 10	/* all options together, as a multiple of the time for one */
 #define SLOWEST_NS 15000u	/* for each byte of a payload: 64 KiB a second */
+#define ROOM_NS 2000000ull	/* the budget refuses: others are giving memory back */
+#define ROOM_TRIES 500u
 #define HANDSHAKE_SPARE 16	/* connections beyond max_conns while the oldest handshakes are being ended */
 
 int nbd_server_create(const struct nbd_server_config *config, struct nbd_server **ret, struct err *err)
@@ -323,6 +325,14 @@ static unsigned connections_of(const struct nbd_server *s, const char *client)
 	list_for_each(&s->away, n)
 		count += !strcmp(container_of(n, struct nbd_conn, away_node)->client, client);
 	return count;
+}
+
+co_fn void co_conn_room(struct nbd_server *s, const bool *stop)
+{
+	for (unsigned i = 0; i < ROOM_TRIES && !*stop && budget_room(rt_budget()) < conn_cost(s); i++) {
+		budget_want(rt_budget(), conn_cost(s));
+		co_sleep_ns(ROOM_NS);
+	}
 }
 
 int nbd_server_adopt(struct nbd_server *s, struct nbd_transport *t, const char *peer)
