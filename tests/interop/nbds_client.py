@@ -253,6 +253,10 @@ def renewed_certificates_are_taken_at_the_next_connection():
         with open(client + "/client-key.pem", "w") as f:
             f.write("no key\n")
         nbd_fake.until(lambda: "stay in use" in sh.stderr(), "that is told: " + sh.stderr())
+        # So does a renewal that has removed and not yet written.
+        pki.folder("renew-client", "client", "client")
+        os.unlink(client + "/ca-cert.pem")
+        nbd_fake.until(lambda: "ca-cert.pem: was there" in sh.stderr(), "that is told: " + sh.stderr())
         pki.folder("renew-client", "client", "new-client", "other")
         equal(sh.wait(tag), "ok", "the flush: " + sh.stderr())
         equal(sh.ok("read", 0, 4096), "all 01", "what was written before")

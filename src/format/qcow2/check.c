@@ -118,9 +118,11 @@ static bool is_doubtful(const struct state *s, uint64_t table)
 {
 	unsigned i = 0;
 
+	if (s->doubts->n == DOUBTS_MAX)
+		return true;
 	while (i < s->doubts->n && s->doubts->off[i] != table)
 		i++;
-	return i < s->doubts->n || s->doubts->n == DOUBTS_MAX;
+	return i < s->doubts->n;
 }
 
 static void doubt(struct state *s, const struct qcow2_ref *r)
