@@ -27,6 +27,7 @@
 #pragma once
 
 #include "blk/disk.h"
+#include "rt/budget.h"
 #include "rt/buf.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -116,6 +117,7 @@ struct wlog_volume {
 	uint64_t run_free;	/* bit set: slot is free */
 	struct co_queue run_done;
 	uint8_t *run_mem;	/* WL_RUN_CHUNKS of WL_RUN_CHUNK; NULL: not attached */
+	struct budget_user run_user; /* of what of it was touched */
 	uint64_t run_taken[WL_RUN_CHUNKS / 64];
 	unsigned run_high;	/* chunks from the start on that may have been touched */
 	uint64_t records, destaged_bytes;

@@ -59,12 +59,14 @@ int wl_runs_init(struct wlog_volume *v)
 		return -ENOMEM;
 	}
 	v->run_high = 0;
+	budget_join(rt_budget(), &v->run_user, "destage buffers", 0);
 	return 0;
 }
 
 void wl_runs_fini(struct wlog_volume *v)
 {
 	munmap(v->run_mem, RUN_MEM);
+	budget_leave(&v->run_user);
 	v->run_mem = NULL;
 }
 
@@ -77,6 +79,7 @@ void wl_runs_trim(struct wlog_volume *v)
 {
 	madvise(v->run_mem + KEEP_CHUNKS * WL_RUN_CHUNK, RUN_MEM - KEEP_CHUNKS * WL_RUN_CHUNK, MADV_DONTNEED);
 	v->run_high = KEEP_CHUNKS;
+	budget_set_held(&v->run_user, (uint64_t)v->run_high * WL_RUN_CHUNK);
 }
 
 static bool is_taken(const struct wlog_volume *v, unsigned chunk)
@@ -94,6 +97,20 @@ static void mark_chunks(struct run *r, bool taken)
 	}
 }
 
+/* Memory up to `high` chunks. Refused while another run is in flight, which will end; one there must be. */
+static bool reach(struct wlog_volume *v, unsigned high)
+{
+	uint64_t more = high > v->run_high ? (uint64_t)(high - v->run_high) * WL_RUN_CHUNK : 0;
+
+	if (more && !budget_take(&v->run_user, more)) {
+		if (v->runs)
+			return false;
+		budget_force(&v->run_user, more);
+	}
+	v->run_high = max(v->run_high, high);
+	return true;
+}
+
 /* First fit: what is used little stays low. */
 static bool take_chunks(struct run *r)
 {
@@ -103,10 +120,9 @@ static bool take_chunks(struct run *r)
 	r->chunks = r->zero ? 0 : (unsigned)((r->len + WL_RUN_CHUNK - 1) / WL_RUN_CHUNK);
 	for (unsigned i = 0; n < r->chunks && i < WL_RUN_CHUNKS; i++)
 		n = is_taken(r->v, i) ? 0 : (n ? n + 1 : (r->chunk = i, 1));
-	if (n < r->chunks)
+	if (n < r->chunks || !reach(r->v, r->chunk + r->chunks))
 		return false;
 	mark_chunks(r, true);
-	r->v->run_high = max(r->v->run_high, r->chunk + r->chunks);
 	return true;
 }
 
