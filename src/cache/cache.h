@@ -38,6 +38,8 @@ struct cache_config {
 	struct budget *budget;	/* that its memory comes out of, within `size`; NULL: none (rt/budget.h) */
 };
 
+#define CACHE_SMALLEST (4ull << 20)	/* that works with chunks of the usual size */
+
 /* -EINVAL if the size is too small to be of use. */
 int cache_create(const struct cache_config *config, struct cache **ret, struct err *err);
 void cache_destroy(struct cache *c);	/* NULL is fine; no layer may be left */

@@ -138,6 +138,8 @@ static void fill_part(struct split *s, unsigned p, const struct serve_config *c,
 	}
 	/* The one budget, by the number of volumes. */
 	g->cache_size = s->nvolumes ? c->graph.cache_size / s->nvolumes * g->ndisks : c->graph.cache_size;
+	/* Too little to be of use; what all take together the budget of memory bounds. */
+	g->cache_size = max(g->cache_size, min(c->graph.cache_size, CACHE_SMALLEST));
 	if (!p)
 		return;
 	s->part[p].nnbd = 0;
