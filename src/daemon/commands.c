@@ -342,6 +342,7 @@ static co_fn int co_resize(struct answer *a, json_t *args)
 	struct volume *v = name ? graph_find(&a->s->graph, name) : NULL;
 	struct err err = ERR_INIT;
 	uint64_t bytes = 0;
+	int ret;
 
 	if (!v)
 		return co_answer_error(a, "there is no volume '%s'", name ? name : "");
@@ -355,9 +356,14 @@ static co_fn int co_resize(struct answer *a, json_t *args)
 		return co_answer_error(a, "volume '%s' would lose its end; \"shrink\": true allows that", name);
 	if (a->s->stop)
 		return co_answer_error(a, "the server is stopping", NULL);
-	if (co_volume_resize(v, bytes, &err) < 0)
+	a->s->sizing++;
+	ret = co_volume_resize(v, bytes, &err);
+	bytes = v->disk->size;
+	a->s->sizing--;
+	co_queue_wake_all(&a->s->stop_q);
+	if (ret < 0)
 		return co_answer_error(a, "%s", err.msg);
-	return co_answer_ok(a, json_pack("{s:I}", "size", (json_int_t)v->disk->size));
+	return co_answer_ok(a, json_pack("{s:I}", "size", (json_int_t)bytes));
 }
 
 static co_fn int co_fuse_add(struct answer *a, json_t *args)
@@ -407,11 +413,15 @@ static co_fn int co_cache_size(struct answer *a, json_t *args)
 		return co_answer_error(a, "\"size\" is a number of bytes, or text such as \"1G\"", NULL);
 	if (a->s->stop)
 		return co_answer_error(a, "the server is stopping", NULL);
+	/* The part of one reactor may be below what its index alone takes. */
+	if (a->s->main || a->s->npeers)
+		size = max(size, cache_least(c));
 	if (co_cache_resize(c, size, &err) < 0)
 		return co_answer_error(a, "%s", err.msg);
 	pressure_set(a->s, size);
 	co_memory_apply(a->s);
-	return co_answer_ok(a, json_pack("{s:I}", "memory", (json_int_t)cache_memory(c)));
+	c = a->s->graph.cache;	/* the end may have come meanwhile */
+	return co_answer_ok(a, json_pack("{s:I}", "memory", (json_int_t)(c ? cache_memory(c) : 0)));
 }
 
 static co_fn int co_memory(struct answer *a, json_t *args)
@@ -475,9 +485,10 @@ static co_fn int co_cache_set(struct answer *a, json_t *args)
 		return co_answer_error(a, "\"share\" and \"limit\" are numbers of bytes, or text such as \"1G\"; 0 is none", NULL);
 	if (co_cache_set_limits(d, share, limit, &err) < 0)
 		return co_answer_error(a, "%s", err.msg);
-	if (primary)
+	/* None of it is there any more if the end has come meanwhile. */
+	if (primary && !a->s->stop)
 		co_graph_set_primarycache(&a->s->graph, i, mode);
-	if (secondary)
+	if (secondary && !a->s->stop)
 		graph_set_secondarycache(&a->s->graph, i, second);
 	return co_answer_ok(a, NULL);
 }

@@ -42,8 +42,9 @@ struct serve {
 	struct control *control;
 	struct confined confined;
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
-	bool sizing;		/* images are being looked at, for a size that changed outside */
+	unsigned sizing;	/* who may change the size of a volume: none is closed meanwhile */
 	bool opened, stop, drain, draining, cut_short, closed;
+	bool ending;		/* no drain goes on, or not any more */
 	int error;
 	uint64_t drain_done, drain_total, drain_told_ns;
 	struct pressure pressure;

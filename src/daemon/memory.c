@@ -199,7 +199,7 @@ static co_fn int co_fit_cache(void *arg)
 	uint64_t want, now;
 
 	s->memory.allowed = p->allowed;
-	if (!c || s->stop)
+	if (!c || s->ending)
 		return 0;
 	want = max(min(s->pressure.size, p->allowed), min(cache_least(c), s->pressure.size));
 	now = cache_size(c);
@@ -210,11 +210,19 @@ static co_fn int co_fit_cache(void *arg)
 	return 0;
 }
 
+static co_fn int co_fit_there(void *arg)
+{
+	struct part *p = arg;
+
+	return co_serve_call(p->s, co_fit_cache, p);
+}
+
 /* All caches together get what the others leave, each by what it was told to have. */
 static co_fn void co_share_out(struct serve *s)
 {
 	struct part part[SPLIT_MAX];
 	uint64_t committed = 0, wanted = 0, left;
+	struct co_group g;
 
 	for (unsigned i = 0; i <= s->npeers; i++) {
 		part[i] = (struct part){ .s = i ? &s->peers[i - 1] : s };
@@ -223,10 +231,13 @@ static co_fn void co_share_out(struct serve *s)
 		wanted += part[i].wanted;
 	}
 	left = left_for_caches(s, committed);
+	/* All at once: one in which a read hangs takes seconds. */
+	co_group_init(&g);
 	for (unsigned i = 0; i <= s->npeers; i++) {
 		part[i].allowed = part[i].wanted == wanted ? left : (uint64_t)((double)left * (double)part[i].wanted / (double)wanted);
-		co_serve_call(part[i].s, co_fit_cache, &part[i]);
+		co_group_start(&g, "cache", co_fit_there, &part[i]);
 	}
+	co_group_wait(&g);
 }
 
 co_fn void co_memory_apply(struct serve *s)
@@ -235,7 +246,7 @@ co_fn void co_memory_apply(struct serve *s)
 
 	if (s->main)
 		co_fit_cache(&own);
-	else if (!s->stop)
+	else if (!s->ending)
 		co_share_out(s);
 }
 
@@ -253,7 +264,7 @@ static co_fn void co_make_room(struct serve *s)
 
 	look_at_wanted(m);
 	co_memory_apply(s);
-	if (s->stop || budget_room(m->b) >= max(budget_headroom(m->b) / 2, lacking(m)) || rt_now_ns() - m->trimmed_ns < TRIM_NS)
+	if (s->ending || budget_room(m->b) >= max(budget_headroom(m->b) / 2, lacking(m)) || rt_now_ns() - m->trimmed_ns < TRIM_NS)
 		return;
 	m->trimmed_ns = rt_now_ns();
 	co_everywhere(s, trim);
@@ -273,17 +284,17 @@ static co_fn void co_keeper(void *arg)
 	struct memory *m = &s->memory;
 	uint64_t next = 0;
 
-	while (!s->stop) {
+	while (!s->ending) {
 		m->rung = false;
 		if (rt_now_ns() >= next) {
 			co_look(s);
 			next = rt_now_ns() + SECOND_NS;
 		}
 		co_make_room(s);
-		while (!m->rung && !s->stop && co_queue_wait_until(&m->q, min(next, rt_now_ns() + SECOND_NS / 4), "memory to be short"))
+		while (!m->rung && !s->ending && co_queue_wait_until(&m->q, min(next, rt_now_ns() + SECOND_NS / 4), "memory to be short"))
 			;
 		/* Not more often than it helps. */
-		if (m->rung && !s->stop)
+		if (m->rung && !s->ending)
 			co_sleep_ns(STEP_NS);
 	}
 }

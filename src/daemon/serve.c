@@ -266,7 +266,7 @@ static co_fn void co_watch_sizes(void *arg)
 		for (unsigned i = 0; i < s->graph.n && !s->stop; i++)
 			co_take_size(s, i);
 	}
-	s->sizing = false;
+	s->sizing--;
 	co_queue_wake_all(&s->stop_q);
 }
 
@@ -281,7 +281,7 @@ static int watch_sizes(struct serve *s, struct err *err)
 	if (i == s->graph.n)
 		return 0;
 	ret = co_spawn("sizes", co_watch_sizes, s);
-	s->sizing = !ret;
+	s->sizing += !ret;
 	return ret ? err_errno(err, ret, "cannot watch the sizes of images") : 0;
 }
 
@@ -359,6 +359,8 @@ static co_fn int co_end_writes(void *arg)
 {
 	struct serve *s = arg;
 
+	s->ending = true;
+	co_queue_wake_all(&s->memory.q);
 	s->flushed = co_graph_commit(&s->graph, s->end_ns, &s->hung);
 	return 0;
 }

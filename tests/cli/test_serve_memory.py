@@ -139,7 +139,7 @@ def resident_memory_stays_within_the_budget_under_load():
 
 def so_it_does_with_a_log_that_is_written():
     limit = 96 * MIB
-    s = Serve("--memory", str(limit), log=True, size=32)
+    s = Serve("--memory", str(limit), "--drain", log=True, size=32)
     shutil.copy(s.image, s.image + ".new")
     s.write_all()
     s.read_all()
@@ -147,6 +147,8 @@ def so_it_does_with_a_log_that_is_written():
     print(f"writes: at most {s.most() / MIB:.1f} MiB resident, {m}")
     within("writes", s.most(), limit)
     check(m["parts"]["write log"]["floor"] >= 24 * MIB and m["committed"] <= limit, f"the log's buffers count in full: {m}")
+    s.ask("drain")
+    check(s.memory()["parts"]["destage buffers"]["peak"] > 0, f"and those of destage as they are used: {s.memory()}")
     s.end()
 
 

@@ -93,6 +93,27 @@ class Load(threading.Thread):
             self.error = e
 
 
+def a_small_cache_is_enough_for_all():
+    names = [a for n in "abcd" for a in ("--name", n)]
+    with server(*names, *4 * ["null:8M"], reactors=4, more=("--cache-size", "5M")) as s:
+        equal(sorted(s.control.result("status")["cache"]["volumes"]), list("abcd"), "each has its part")
+        s.control.result("cache-size", size="4M")
+        # Below what it was started with nothing is too small for a part, above it is told.
+        check(not s.control.ask("cache-size", size="64M")["ok"], "more than it can have")
+
+
+def it_ends_while_it_is_told_sizes():
+    for delay in (0, 0.05):
+        with server("--name", "a", "--name", "b", "mem:8M", "mem:8M", more=("--cache-size", "32M")) as s:
+            connect(s, "b").pwrite(b"x" * (4 << 20), 0)
+            for i in range(40):
+                for line in ({"command": "cache-size", "size": "8M" if i & 1 else "32M"}, {"command": "cache-set", "volume": "b", "primarycache": "metadata" if i & 1 else "all"},
+                             {"command": "resize", "volume": "b", "size": (9 + i) << 20}):
+                    s.control.f.write(json.dumps(line) + "\n")
+            s.control.f.flush()
+            time.sleep(delay)
+
+
 def everything_is_asked_and_changed_under_load_and_the_end_loses_nothing():
     with server("--name", "a", "--name", "b", "--name", "c", "--name", "d", "mem:8M", "mem:8M", "null:8M", "mem:8M", more=("--cache-size", "32M")) as s:
         loads = [Load(s, name, i) for i, name in enumerate("abd")]
