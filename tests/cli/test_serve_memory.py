@@ -220,6 +220,23 @@ def clients_of_one_export_leave_some_of_a_small_budget_to_the_others():
     s.end()
 
 
+def what_one_export_has_free_another_one_gets():
+    s = Serve("--memory", str(72 * MIB), "--cache-size", "4M", "--cache", "writeback", "--name", "a.raw", "--name", "mem", size=64, more=("mem:64M",))
+    a, b = Client(s, "a.raw").begin(), Client(s, "mem").begin()
+    a.read(0, 32 * MIB)
+    before = time.monotonic()
+    for i in range(4):      # a's pool is in use, and has 32 MiB
+        a.read(0, 4096)
+        b.read(0, 32 * MIB)
+        a.read(0, 32 * MIB)
+    took = time.monotonic() - before
+    print(f"{took:.2f} s, {s.memory()}")
+    check(took < 10, f"they take turns: {took:.1f} s")
+    a.close()
+    b.close()
+    s.end()
+
+
 def a_burst_of_clients_over_a_full_cache_is_let_in():
     s = Serve("--memory", str(72 * MIB), "--cache-size", "200M", "--cache", "writeback")
     subprocess.run(["nbdcopy", "--connections=1", "--requests=1", "--request-size=65536", "--no-extents", s.uri(), "null:"], check=True, timeout=20)
@@ -263,5 +280,6 @@ need("nbdcopy")
 sys.exit(run_tests([without_leftovers(t) for t in (resident_memory_stays_within_the_budget_under_load, so_it_does_with_a_log_that_is_written,
                                                     large_requests_are_served_over_a_full_cache,
                                                     clients_of_one_export_leave_some_of_a_small_budget_to_the_others,
+                                                    what_one_export_has_free_another_one_gets,
                                                     a_burst_of_clients_over_a_full_cache_is_let_in,
                                                     what_cannot_fit_is_refused_by_name)]))

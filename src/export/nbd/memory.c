@@ -113,12 +113,17 @@ static bool admissible(const struct nbd_conn *c, uint64_t charge, const struct m
 	return c->mem_used + 2 * charge <= unused;
 }
 
-/* How long to wait when no request ends. */
-static uint64_t patience(const struct nbd_export *e, const struct mem_waiter *w)
+/* How long to wait for `charge` bytes when no request ends. */
+static uint64_t patience(const struct nbd_export *e, const struct mem_waiter *w, uint64_t charge)
 {
 	if (!is_starved(e))
 		return PATIENCE_NS;
-	return list_first(&e->mem_waiters, struct mem_waiter, node) == w ? STARVED_NS : STARVED_REST_NS;
+	if (list_first(&e->mem_waiters, struct mem_waiter, node) != w)
+		return STARVED_REST_NS;
+	/* What others have free and touched comes back only if somebody says so. */
+	if (rt_bufpool_left(e->pool) < charge)
+		budget_want(rt_budget(), charge);
+	return STARVED_NS;
 }
 
 co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
@@ -138,7 +143,7 @@ co_fn void *co_request_buf(struct nbd_request *r, uint32_t len)
 		watchdog_arm(e);
 		while (!r->buf && !c->dead) {
 			/* The deadline: the first in the queue becomes impatient without anybody's doing. */
-			co_queue_wait_until(&e->mem_wait, rt_now_ns() + patience(e, &w), "request memory of the export");
+			co_queue_wait_until(&e->mem_wait, rt_now_ns() + patience(e, &w, charge), "request memory of the export");
 			if (!c->dead && admissible(c, charge, &w))
 				r->buf = rt_buf_tryget(e->pool, len);
 		}
