@@ -170,7 +170,7 @@ static int add_exports(struct serve *s, struct err *err)
 	for (unsigned i = 0; i < n && !ret; i++) {
 		unsigned part = sp->n > 1 ? sp->volume[i].part : 0;
 		const char *name = sp->n > 1 ? sp->volume[i].name : s->graph.volumes[i]->name;
-		struct serve *p = part ? &s->peers[part - 1] : s;
+		struct serve *p = part && s->peers ? &s->peers[part - 1] : s;
 		struct volume *v = part == s->number ? s->graph.volumes[own++] : NULL;
 
 		if (!is_allowed(s->config, name) || (s->main && !v))
