@@ -484,6 +484,35 @@ co_fn void co_wl_leave_dirty(struct wlog_volume *v)
 		co_mark_write(v, image, wl_dirty_bytes(v), NULL);
 }
 
+/* The coroutines of a volume. */
+static co_fn int co_start(struct wlog_volume *v)
+{
+	int r = 0;
+
+	if (v->has_mark) {
+		v->marking = true;
+		r = co_spawn("marker", co_wl_marker, v);
+		v->marking = r == 0;
+	}
+	if (r == 0) {
+		v->running = true;
+		r = co_spawn("destager", co_wl_destager, v);
+		v->running = r == 0;
+	}
+	if (r < 0)
+		co_wl_stop_volume(v);
+	return r;
+}
+
+co_fn void co_wl_stop_volume(struct wlog_volume *v)
+{
+	v->stop = true;
+	wl_destage_kick(v);
+	co_queue_wake_all(&v->mark_wake);
+	while (v->running || v->marking)
+		co_queue_wait(&v->destage_done, "the destager to stop");
+}
+
 static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image, const struct wlog_volume_config *config,
 			   struct disk **ret, struct err *err)
 {
@@ -522,13 +551,10 @@ static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image,
 	v->has_writers = co_disk_writers(image, &rec->stamp) == 0;
 	v->has_stamp = !v->has_writers && co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
 	v->has_mark = has_place && !v->disk.read_only;
-	v->remark = false;
+	v->mark_has = v->mark_wanted;
 	r = co_wl_remark(v, err);
-	if (r == 0 && !v->disk.read_only) {
-		v->running = true;
-		r = co_spawn("destager", co_wl_destager, v);
-		v->running = r == 0;
-	}
+	if (r == 0 && !v->disk.read_only)
+		r = co_start(v);
 	if (r < 0) {
 		err_errno(err, r, "volume %s: cannot be attached to the write log", name);
 		v->attached = false;

@@ -172,30 +172,6 @@ static void apply_durable(struct wlog *w, struct wl_batch *last)
 }
 
 /* sealed -> written (-> applied) */
-static const struct wlog_volume *unmarked_volume(struct wlog *w)
-{
-	list_for_each(&w->volumes, l) {
-		const struct wlog_volume *v = container_of(l, struct wlog_volume, node);
-
-		if (v->attached && v->has_mark && (v->remark || v->remarking))
-			return v;
-	}
-	return NULL;
-}
-
-/* After a side of the mirror was lost: see wl_drop_side(). */
-static co_fn void co_wait_for_marks(struct wlog *w)
-{
-	const struct wlog_volume *v;
-
-	while ((v = unmarked_volume(w)) && !w->failed && rt_now_ns() < w->mark_deadline_ns)
-		co_queue_wait_until(&w->marked, w->mark_deadline_ns, "the images' marks, after a mirror was lost");
-	w->mark_deadline_ns = 0;
-	if (v && !w->failed)
-		log_warn("%s: volume %s: its mark could not be renewed within a second; if this host is lost now, the mirror's other side does not know "
-			 "that it is old: do not serve from that one before the mark says so", v->disk.file->name, w->sb.vol[v->slot].name);
-}
-
 static co_fn void co_commit_one(struct wlog *w, struct wl_batch *b)
 {
 	uint64_t start = rt_now_exact_ns();
@@ -206,7 +182,7 @@ static co_fn void co_commit_one(struct wlog *w, struct wl_batch *b)
 		return;
 	}
 	if (w->mark_deadline_ns)
-		co_wait_for_marks(w);
+		co_wl_wait_for_marks(w);
 	if (w->failed)
 		return;
 	hist_add(&w->commit_latency, rt_now_exact_ns() - start);

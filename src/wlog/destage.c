@@ -287,19 +287,12 @@ co_fn void co_wl_destager(void *arg)
 	uint64_t at;
 
 	while (!v->stop) {
-		if (v->remark && !v->w->failed) {
-			v->remark = false;
-			v->remarking = true;
-			co_wl_remark(v, NULL);	/* it also works without: this is a second witness */
-			v->remarking = false;
-			co_queue_wake_all(&v->w->marked);
-		}
 		if (!is_due(v, &at)) {
 			co_end(v);
 			co_queue_wake_all(&v->destage_done);
 			if (v->stop)
 				break;
-			if (v->remark || is_due(v, &at))
+			if (is_due(v, &at))
 				continue;
 			co_rest(v, at);
 			continue;
@@ -325,8 +318,6 @@ co_fn void co_wl_destager(void *arg)
 		}
 	}
 	co_end(v);
-	v->remark = false;
-	co_queue_wake_all(&v->w->marked);
 	v->running = false;
 	co_queue_wake_all(&v->destage_done);
 }

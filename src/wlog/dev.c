@@ -24,18 +24,8 @@ void wl_drop_side(struct wlog *w, unsigned i, int error)
 	else if (d->in_sync[i])
 		log_error("%s: write log device failed (%s); the log goes on without its mirror: replace it and run "
 			  "`weir log rebuild`", d->disk[i]->name, strerror(-error));
-	/*
-	 * The destagers tell the images, so that whoever has only the lost side knows that it is old. What is acknowledged from now on is not on it: commits wait
-	 * for the marks, but not long, since a log is there for images that hang.
-	 */
 	if (d->in_sync[i])
-		w->mark_deadline_ns = rt_now_ns() + WL_MARK_WAIT_NS;
-	list_for_each(&w->volumes, l) {
-		struct wlog_volume *v = container_of(l, struct wlog_volume, node);
-
-		v->remark |= d->in_sync[i] && v->attached;
-		wl_destage_kick(v);
-	}
+		wl_want_marks(w);
 	d->in_sync[i] = false;
 	d->rebuilding = false;
 }

@@ -109,7 +109,9 @@ struct wlog_volume {
 	struct co_queue room;	/* who waits for the volume's share; at most one, with admit_lock */
 	unsigned draining;	/* drains of this volume */
 	bool stop, stalled, damaged, destaging, running, has_stamp, has_writers, has_mark;
-	bool remark, remarking;	/* the image's mark is to name a newer state of the log; is being written */
+	bool marking;		/* the marker runs: marker.c */
+	uint64_t mark_wanted, mark_has;
+	struct co_queue mark_wake;
 	struct co_queue destage_wake, destage_done;
 	/* what is being written: runs.c */
 	unsigned depth;		/* the most at once */
@@ -153,7 +155,7 @@ struct wlog {
 	struct co_mutex attach_lock; /* attach, detach and drop are one at a time */
 	struct co_queue commit_wake, commit_done, space;
 	struct co_queue marked;	/* a mark was written, or could not be */
-	uint64_t mark_deadline_ns; /* commits wait for marks until then: see wl_drop_side() */
+	uint64_t mark_deadline_ns; /* commits wait for marks until then; 0: they do not */
 	bool commit_running, stop, ticker_running;
 	int failed;
 	uint8_t *clean_buf;	/* WL_MAX_BATCH, for copying forward */
@@ -328,6 +330,13 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot);
 /* attach.c */
 /* Advances the generation in the log and on the image. */
 co_fn int co_wl_remark(struct wlog_volume *v, struct err *err);
+co_fn void co_wl_stop_volume(struct wlog_volume *v);
+
+/* marker.c */
+void wl_want_marks(struct wlog *w);	/* a side of the mirror was lost */
+bool wl_mark_is_wanted(const struct wlog_volume *v);
+co_fn void co_wl_marker(void *arg);
+co_fn void co_wl_wait_for_marks(struct wlog *w);
 co_fn void co_wl_leave_dirty(struct wlog_volume *v);	/* tells in the mark how much it was and since when, for who finds the image elsewhere */
 void wl_volume_snapshot(struct wlog_volume *v, struct wl_volrec *rec);
 uint32_t wl_volume_flags(const struct wlog_volume *v);

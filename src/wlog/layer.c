@@ -219,6 +219,7 @@ struct wlog_volume *wl_volume_new(struct wlog *w, unsigned slot)
 	co_queue_init(&v->room);
 	co_queue_init(&v->destage_wake);
 	co_queue_init(&v->destage_done);
+	co_queue_init(&v->mark_wake);
 	co_queue_init(&v->run_done);
 	list_add_tail(&w->volumes, &v->node);
 	w->by_slot[slot] = v;
@@ -236,10 +237,7 @@ static co_fn void co_layer_close(struct disk *d)
 	struct disk *image = d->file;
 
 	co_wl_commit_upto(w, v->last_seq);
-	v->stop = true;
-	wl_destage_kick(v);
-	while (v->running)
-		co_queue_wait(&v->destage_done, "the destager to stop");
+	co_wl_stop_volume(v);
 	/* Nobody attaches it again before its layer is gone. */
 	co_mutex_lock(&w->attach_lock);
 	/* A copy that was appended before its original was in the image makes the volume dirty once more. */
@@ -248,7 +246,14 @@ static co_fn void co_layer_close(struct disk *d)
 
 	v->attached = false;
 	w->sb.vol[v->slot].flags = wl_volume_flags(v);
-	int r = co_wl_checkpoint(w);
+	int r;
+	do {
+		/* A side was lost, and the image does not know it: the mark that is written now tells it. */
+		if (wl_mark_is_wanted(v))
+			w->sb.vol[v->slot].generation++;
+		v->mark_has = v->mark_wanted;
+		r = co_wl_checkpoint(w);
+	} while (r == 0 && wl_mark_is_wanted(v));
 	if (r == 0 && clean && v->has_mark)
 		co_disk_mark_set(image, "", NULL);
 	else if (r == 0 && !clean)

@@ -149,15 +149,14 @@ static void a_side_that_is_still_read_is_closed_when_it_is_idle(void)
 	env_run(&two_sides, co_busy);
 }
 
-static co_fn void co_left_behind(struct env *e)
+/* With the side alone that was left behind, nothing is served; with the other one all is there. */
+static co_fn void co_check_left_behind(struct env *e, unsigned blocks)
 {
 	struct env c;
 
-	/* The image knows that a side is gone before anything is acknowledged that is not on it. */
-	co_lose_side(e);
 	env_fork(e, &c, 1);
 	CHECK_EQ(co_env_close(e), 0);
-	c.missing = 1;		/* only the side that was left behind */
+	c.missing = 1;
 	if (co_env_try_open(&c) == 0) {
 		CHECK_EQ(co_env_try_attach(&c, 0, NULL), -ESTALE);
 		co_env_close(&c);
@@ -165,9 +164,77 @@ static co_fn void co_left_behind(struct env *e)
 	c.missing = 0;
 	co_env_open(&c);
 	co_env_attach(&c, 0, NULL);
-	EXPECT_BLOCKS(&c, 0, 0, 8, 1);
+	EXPECT_BLOCKS(&c, 0, 0, blocks, 1);
 	CHECK_EQ(co_env_close(&c), 0);
 	env_fini(&c);
+}
+
+static co_fn void co_left_behind(struct env *e)
+{
+	/* The image knows that a side is gone before anything is acknowledged that is not on it. */
+	co_lose_side(e);
+	co_check_left_behind(e, 8);
+}
+
+/* The same in the middle of a long round of destage. */
+static co_fn void co_left_behind_busy(struct env *e, enum wlog_destage destage)
+{
+	const struct wlog_volume_config config = { .destage = destage };
+	uint64_t start;
+
+	co_env_start(e, 1, &config);
+	for (unsigned i = 0; i < 40; i++) {
+		co_put(e, 0, 2 * i, 1, 1);
+		co_flush(e, 0);
+	}
+	co_sleep_ns(100 * MS);	/* a round has begun */
+	powercut_dev_fail(e->log[1], -EIO);
+	co_put(e, 0, 1, 1, 1);
+	start = rt_now_ns();
+	co_flush(e, 0);
+	CHECK(rt_now_ns() - start < 900 * MS);
+	powercut_dev_fail(e->log[1], 0);
+	co_check_left_behind(e, 3);
+}
+
+static co_fn void co_busy_merged(struct env *e)
+{
+	co_left_behind_busy(e, WLOG_DESTAGE_MERGED);
+}
+
+static co_fn void co_busy_ordered(struct env *e)
+{
+	co_left_behind_busy(e, WLOG_DESTAGE_ORDERED);
+}
+
+/* Nor when the volume is closed before the image could be told. */
+static co_fn void co_left_behind_closed(struct env *e)
+{
+	struct env c;
+
+	co_env_start(e, 1, NULL);
+	co_put(e, 0, 0, 4, 1);
+	co_flush(e, 0);
+	powercut_dev_fail(e->log[1], -EIO);
+	co_put(e, 0, 4, 4, 1);
+	CHECK_EQ(co_env_close(e), 0);	/* its commit loses the side */
+	powercut_dev_fail(e->log[1], 0);
+	env_fork(e, &c, 1);
+	c.missing = 1;
+	if (co_env_try_open(&c) == 0) {
+		CHECK_EQ(co_env_try_attach(&c, 0, NULL), -ESTALE);
+		co_env_close(&c);
+	}
+	env_fini(&c);
+}
+
+static void a_side_that_was_left_behind_in_a_round_or_at_the_close_is_not_believed(void)
+{
+	struct env_config slow = { .sides = 2, .log.destage_delay_ns = 1, .log.destage_parallel = 1, .image_dev.latency_ns = 200 * MS };
+
+	env_run(&slow, co_busy_merged);
+	env_run(&slow, co_busy_ordered);
+	env_run(&two_sides, co_left_behind_closed);
 }
 
 static void a_side_that_was_left_behind_is_not_believed(void)
@@ -298,6 +365,7 @@ int main(int argc, char **argv)
 	TEST(of_two_rebuilds_at_once_one_is_refused);
 	TEST(a_side_that_is_still_read_is_closed_when_it_is_idle);
 	TEST(a_side_that_was_left_behind_is_not_believed);
+	TEST(a_side_that_was_left_behind_in_a_round_or_at_the_close_is_not_believed);
 	TEST(a_damaged_superblock_is_replaced_by_any_other);
 	TEST(volumes_may_be_ordered_and_merged_by_turns);
 	return 0;
