@@ -108,6 +108,20 @@ static inline uint64_t test_seed(void)
 #ifndef TEST_SANITIZED
 #define TEST_SANITIZED 0
 #endif
+
+/* Memory that malloc() gives back comes back with a page fault for each page: half of them in the tests of the write log. */
+#if defined(__GLIBC__) && !TEST_SANITIZED
+#include <malloc.h>
+
+__attribute__((constructor))
+static void test_keep_memory(void)
+{
+	mallopt(M_TRIM_THRESHOLD, 1 << 30);
+	mallopt(M_MMAP_THRESHOLD, 32 << 20);
+	mallopt(M_TOP_PAD, 4 << 20);
+}
+#endif
+
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define TEST_SLOWER 20

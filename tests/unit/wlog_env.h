@@ -56,6 +56,8 @@ static inline void env_init(struct env *e, const struct env_config *c)
 		e->c.segment = 64 << 10;
 	if (!e->c.log_size)
 		e->c.log_size = WL_FIRST_SEGMENT + 16 * (uint64_t)e->c.segment;
+	if (!e->c.log.memory)
+		e->c.log.memory = 8 << 20;	/* many times the log: what a larger one would add is fresh pages */
 	if (!e->c.image_size)
 		e->c.image_size = 4 << 20;
 	e->p = powercut_create(1);
