@@ -23,7 +23,7 @@ struct chunk {
 	uint64_t cookie, off, len;
 };
 
-static int violation(struct nbd_conn *c, const char *why)
+static int reply_violation(struct nbd_conn *c, const char *why)
 {
 	c->why = why;
 	return -EPROTO;
@@ -187,15 +187,15 @@ static co_fn int co_simple_reply(struct nbd_conn *c)
 
 	c->rx_head += NBD_SIMPLE_REPLY_LEN;
 	if (c->info.extended)
-		return violation(c, "a simple reply, though extended headers are in use");
+		return reply_violation(c, "a simple reply, though extended headers are in use");
 	if (!r)
-		return violation(c, "a reply to no request");
+		return reply_violation(c, "a reply to no request");
 	if (r->type == NBD_CMD_READ && c->info.structured)
-		return violation(c, "a simple reply to a read, though structured replies are in use");
+		return reply_violation(c, "a simple reply to a read, though structured replies are in use");
 	if (error)
 		return answer(c, r, errno_of(r, error));
 	if (r->type == NBD_CMD_BLOCK_STATUS)
-		return violation(c, "a block status without an extent");
+		return reply_violation(c, "a block status without an extent");
 	if (r->type == NBD_CMD_READ) {
 		ret = co_payload(c, r, 0, r->len);
 		if (ret)
@@ -210,15 +210,15 @@ static co_fn int co_error_chunk(struct nbd_conn *c, struct nbd_req *r, const str
 	int ret;
 
 	if (k->len < 6 || k->len > ERROR_CHUNK_MAX)
-		return violation(c, "an error chunk of a wrong length");
+		return reply_violation(c, "an error chunk of a wrong length");
 	ret = co_nbd_need(c, 6);
 	if (ret)
 		return ret;
 	error = get_be32(nbd_rx(c));
 	if (!error)
-		return violation(c, "an error chunk without an error");
+		return reply_violation(c, "an error chunk without an error");
 	if (get_be16(nbd_rx(c) + 4) > k->len - 6)
-		return violation(c, "an error message longer than its chunk");
+		return reply_violation(c, "an error message longer than its chunk");
 	if (!r->chunk_error)
 		r->chunk_error = errno_of(r, error);
 	return co_nbd_skip(c, k->len);
@@ -230,13 +230,13 @@ static int claim(struct nbd_conn *c, struct nbd_req *r, uint64_t off, uint64_t l
 	int ret;
 
 	if (r->type != NBD_CMD_READ)
-		return violation(c, "data in a reply to something else than a read");
+		return reply_violation(c, "data in a reply to something else than a read");
 	if (off < r->off || len > r->len || off - r->off > r->len - len)
-		return violation(c, "data outside of what was asked for");
+		return reply_violation(c, "data outside of what was asked for");
 	*ret_at = off - r->off;
 	ret = span_add(r, *ret_at, len);
 	if (ret == -EPROTO)
-		return violation(c, "the same data twice in one reply");
+		return reply_violation(c, "the same data twice in one reply");
 	if (ret && !r->chunk_error)
 		r->chunk_error = ret;
 	return 0;
@@ -248,7 +248,7 @@ static co_fn int co_data_chunk(struct nbd_conn *c, struct nbd_req *r, const stru
 	int ret;
 
 	if (k->len < 9)
-		return violation(c, "a data chunk without data");
+		return reply_violation(c, "a data chunk without data");
 	ret = co_nbd_need(c, 8);
 	if (!ret)
 		ret = claim(c, r, get_be64(nbd_rx(c)), k->len - 8, &at);
@@ -264,13 +264,13 @@ static co_fn int co_hole_chunk(struct nbd_conn *c, struct nbd_req *r, const stru
 	int ret;
 
 	if (k->len != 12)
-		return violation(c, "a hole chunk of a wrong length");
+		return reply_violation(c, "a hole chunk of a wrong length");
 	ret = co_nbd_need(c, 12);
 	if (ret)
 		return ret;
 	len = get_be32(nbd_rx(c) + 8);
 	if (!len)
-		return violation(c, "an empty hole");
+		return reply_violation(c, "an empty hole");
 	ret = claim(c, r, get_be64(nbd_rx(c)), len, &at);
 	if (ret)
 		return ret;
@@ -289,23 +289,23 @@ static co_fn int co_status_chunk(struct nbd_conn *c, struct nbd_req *r, const st
 	int ret;
 
 	if (r->type != NBD_CMD_BLOCK_STATUS || ext != c->info.extended)
-		return violation(c, "a block status that nobody asked for");
+		return reply_violation(c, "a block status that nobody asked for");
 	if (k->len < head + each || (k->len - head) % each || k->len > STATUS_CHUNK_MAX)
-		return violation(c, "a block status of a wrong length");
+		return reply_violation(c, "a block status of a wrong length");
 	ret = co_nbd_need(c, head + each);
 	if (ret)
 		return ret;
 	p = nbd_rx(c);
 	if (get_be32(p) != c->info.context)
-		return violation(c, "a block status of an unknown context");
+		return reply_violation(c, "a block status of an unknown context");
 	if (ext && get_be32(p + 4) != (k->len - head) / each)
-		return violation(c, "a block status whose count and length differ");
+		return reply_violation(c, "a block status whose count and length differ");
 	if (r->got_extent)
-		return violation(c, "two block states in one reply");
+		return reply_violation(c, "two block states in one reply");
 	len = ext ? get_be64(p + head) : get_be32(p + head);
 	state = ext ? get_be64(p + head + 8) : get_be32(p + head + 4);
 	if (!len)
-		return violation(c, "an empty extent");
+		return reply_violation(c, "an empty extent");
 	r->got_extent = true;
 	*r->extent = (struct disk_extent){ min(len, r->len), state & NBD_STATE_HOLE, state & NBD_STATE_ZERO };
 	return co_nbd_skip(c, k->len);
@@ -317,13 +317,13 @@ static co_fn int co_chunk(struct nbd_conn *c, const struct chunk *k)
 	int ret;
 
 	if (!r)
-		return violation(c, "a chunk of a reply to no request");
+		return reply_violation(c, "a chunk of a reply to no request");
 	if (c->info.extended && k->off != r->off)
-		return violation(c, "a chunk whose offset is not its request's");
+		return reply_violation(c, "a chunk whose offset is not its request's");
 	switch (k->type) {
 	case NBD_CHUNK_NONE:
 		if (k->len || !(k->flags & NBD_REPLY_FLAG_DONE))
-			return violation(c, "an empty chunk that does not end its reply");
+			return reply_violation(c, "an empty chunk that does not end its reply");
 		ret = 0;
 		break;
 	case NBD_CHUNK_OFFSET_DATA:
@@ -338,15 +338,15 @@ static co_fn int co_chunk(struct nbd_conn *c, const struct chunk *k)
 		break;
 	default:
 		if (!(k->type & NBD_CHUNK_ERROR_BIT))
-			return violation(c, "a chunk of an unknown type");
+			return reply_violation(c, "a chunk of an unknown type");
 		ret = co_error_chunk(c, r, k);
 	}
 	if (ret || !(k->flags & NBD_REPLY_FLAG_DONE))
 		return ret;
 	if (!r->chunk_error && r->type == NBD_CMD_READ && !is_covered(r))
-		return violation(c, "a read that ends without all of its data");
+		return reply_violation(c, "a read that ends without all of its data");
 	if (!r->chunk_error && r->type == NBD_CMD_BLOCK_STATUS && !r->got_extent)
-		return violation(c, "a block status without an extent");
+		return reply_violation(c, "a block status without an extent");
 	return answer(c, r, r->chunk_error);
 }
 
@@ -357,7 +357,7 @@ static co_fn int co_structured_reply(struct nbd_conn *c)
 	int ret;
 
 	if (!c->info.structured)
-		return violation(c, "a structured reply that was not negotiated");
+		return reply_violation(c, "a structured reply that was not negotiated");
 	ret = co_nbd_need(c, NBD_STRUCTURED_REPLY_LEN);
 	if (ret)
 		return ret;
@@ -374,7 +374,7 @@ static co_fn int co_extended_reply(struct nbd_conn *c)
 	int ret;
 
 	if (!c->info.extended)
-		return violation(c, "an extended reply that was not negotiated");
+		return reply_violation(c, "an extended reply that was not negotiated");
 	ret = co_nbd_need(c, NBD_EXT_REPLY_LEN);
 	if (ret)
 		return ret;
@@ -402,7 +402,7 @@ co_fn int co_nbd_receive_replies(struct nbd_conn *c)
 			ret = co_extended_reply(c);
 			break;
 		default:
-			ret = violation(c, "a reply with a wrong magic number");
+			ret = reply_violation(c, "a reply with a wrong magic number");
 		}
 		if (ret)
 			return ret;

@@ -27,7 +27,7 @@
 
 enum state { LOCK_FREE, LOCK_ALIVE, LOCK_DYING, LOCK_DEAD };
 
-struct look {
+struct lock_look {
 	struct rbd_disk *r;
 	enum state state;
 	bool asked;		/* this owner did not answer before */
@@ -37,7 +37,7 @@ struct look {
 };
 
 /* Whether the owner watches the image, and as which client. */
-static int find_watcher(struct look *l, bool *ret_watches)
+static int find_watcher(struct lock_look *l, bool *ret_watches)
 {
 	rbd_image_watcher_t w[WATCHERS];
 	size_t n = WATCHERS;
@@ -57,7 +57,7 @@ static int find_watcher(struct look *l, bool *ret_watches)
 }
 
 /* An empty notification is the old form of "look at the header again": everybody who watches answers it, and it does no harm. */
-static bool owner_answers(struct look *l, unsigned wait_ms)
+static bool owner_answers(struct lock_look *l, unsigned wait_ms)
 {
 	const struct rbd_api *a = l->r->api;
 	struct notify_timeout_t *late = NULL;
@@ -77,9 +77,9 @@ static bool owner_answers(struct look *l, unsigned wait_ms)
 	return found;
 }
 
-static int look_blocking(void *arg)
+static int look_at_owner_blocking(void *arg)
 {
-	struct look *l = arg;
+	struct lock_look *l = arg;
 	const struct rbd_api *a = l->r->api;
 	char *owner[4] = { NULL }, before[64];
 	size_t n = ARRAY_SIZE(owner);
@@ -112,7 +112,7 @@ static int look_blocking(void *arg)
 	return 0;
 }
 
-static int break_lock(const struct look *l)
+static int break_lock(const struct lock_look *l)
 {
 	int ret = l->died ? l->r->api->rbd_lock_break(l->r->img, RBD_LOCK_MODE_EXCLUSIVE, l->owner) : 0;
 
@@ -121,7 +121,7 @@ static int break_lock(const struct look *l)
 
 static int acquire_blocking(void *arg)
 {
-	struct look *l = arg;
+	struct lock_look *l = arg;
 	struct rbd_disk *r = l->r;
 	int ret = rbd_look_at_writers(r, l->owner);
 
@@ -137,7 +137,7 @@ static int acquire_blocking(void *arg)
 	return ret ? ret : r->api->rbd_get_size(r->img, &r->size);
 }
 
-static int in_use(struct rbd_disk *r, const struct look *l, struct err *err)
+static int in_use(struct rbd_disk *r, const struct lock_look *l, struct err *err)
 {
 	return err_set(err, -EBUSY, "%s: is in use by another client of the cluster (%s), which holds its exclusive lock; stop that one first, "
 		       "or open the image read-only", r->disk.name, l->owner);
@@ -146,12 +146,12 @@ static int in_use(struct rbd_disk *r, const struct look *l, struct err *err)
 co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *err)
 {
 	uint64_t deadline = rt_now_ns() + timeout_ns;
-	struct look l = { .r = r };
+	struct lock_look l = { .r = r };
 	bool told = false;
 	int ret;
 
 	for (;;) {
-		ret = co_rbd_call(r, look_blocking, &l);
+		ret = co_rbd_call(r, look_at_owner_blocking, &l);
 		if (ret)
 			return err_errno(err, ret, "%s: cannot see who holds its exclusive lock", r->disk.name);
 		if (l.state == LOCK_ALIVE)
@@ -171,7 +171,7 @@ co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *
 			 l.died, l.owner);
 	ret = co_rbd_call(r, acquire_blocking, &l);
 	if (ret == -EROFS || ret == -EBUSY) {
-		if (!*l.owner && !co_rbd_call(r, look_blocking, &l) && !*l.owner)
+		if (!*l.owner && !co_rbd_call(r, look_at_owner_blocking, &l) && !*l.owner)
 			snprintf(l.owner, sizeof(l.owner), "unknown");
 		return in_use(r, &l, err);
 	}

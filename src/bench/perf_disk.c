@@ -215,7 +215,7 @@ static co_fn int co_syncs(const struct perf_opts *o, struct perf_result *r, stru
 	return co_perf_flush_cost(o, r, d, err);
 }
 
-static co_fn int co_measure(const struct perf_opts *o, struct perf_result *r, struct disk *d, struct err *err)
+static co_fn int co_measure_disk(const struct perf_opts *o, struct perf_result *r, struct disk *d, struct err *err)
 {
 	char *buf = make_data(READ_SIZE);
 	int rc;
@@ -243,7 +243,7 @@ co_fn int co_perf_disk(const struct perf_opts *o, struct perf_result *r, struct 
 	r->size = d->size;
 	snprintf(r->read_from, sizeof(r->read_from), "%s", d->name);
 	perf_read_path(d, r);
-	rc = co_measure(o, r, d, err);
+	rc = co_measure_disk(o, r, d, err);
 	co_disk_close(d);
 	return rc;
 }

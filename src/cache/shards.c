@@ -107,7 +107,7 @@ static void order_renumber(struct shards *s)
 
 /* --- Samples --- */
 
-static uint32_t *bucket_of(struct shards *s, uint64_t hash)
+static uint32_t *hash_bucket_of(struct shards *s, uint64_t hash)
 {
 	/* Sampled hashes are the small ones: their low bits are as good as any. */
 	return &s->bucket[hash & ((1ull << (SHARDS_HASH_BITS - s->shift)) - 1)];
@@ -115,7 +115,7 @@ static uint32_t *bucket_of(struct shards *s, uint64_t hash)
 
 static void sample_drop(struct shards *s, uint32_t i, uint64_t hash)
 {
-	uint32_t *at = bucket_of(s, hash);
+	uint32_t *at = hash_bucket_of(s, hash);
 
 	while (*at != i + 1)
 		at = &s->sample[*at - 1].chain;
@@ -151,8 +151,8 @@ static uint32_t sample_new(struct shards *s, uint64_t key, uint64_t hash)
 		i = s->touched++;
 	else
 		s->free = s->sample[i].chain;
-	s->sample[i] = (struct shards_sample){ .key = key, .chain = *bucket_of(s, hash) };
-	*bucket_of(s, hash) = i + 1;
+	s->sample[i] = (struct shards_sample){ .key = key, .chain = *hash_bucket_of(s, hash) };
+	*hash_bucket_of(s, hash) = i + 1;
 	s->live++;
 	return i;
 }
@@ -186,7 +186,7 @@ static double rate(const struct shards *s)
 
 void shards_access_slow(struct shards *s, uint64_t key, uint64_t hash)
 {
-	uint32_t i = *bucket_of(s, hash);
+	uint32_t i = *hash_bucket_of(s, hash);
 	double weight = 1 / rate(s);
 
 	while (i && s->sample[i - 1].key != key)

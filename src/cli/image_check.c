@@ -64,7 +64,7 @@ static int print_json(const struct check_args *a)
 		"findings-not-shown", (json_int_t)(a->shown > SHOWN ? a->shown - SHOWN : 0), "findings", a->findings));
 }
 
-static void print_text(const struct check_args *a)
+static void print_report(const struct check_args *a)
 {
 	const struct qcow2_check *c = &a->c;
 	char end[16];
@@ -103,7 +103,7 @@ static co_fn int co_check_image(struct image_job *job, struct disk *file, struct
 	if (a->json)
 		return print_json(a);
 	if (!a->quiet)
-		print_text(a);
+		print_report(a);
 	return 0;
 }
 

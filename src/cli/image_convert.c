@@ -34,7 +34,7 @@ struct convert_args {
 	struct disk *in, *out, *base;
 };
 
-static void on_progress(void *arg, uint64_t done, uint64_t total)
+static void on_copied(void *arg, uint64_t done, uint64_t total)
 {
 	struct image_job *job = arg;
 	struct convert_args *a = job->arg;
@@ -181,7 +181,7 @@ static co_fn int co_copy(struct image_job *job, struct err *err)
 	struct image_copy copy = {
 		.src = a->in, .dst = a->out, .size = a->in->size, .dst_zero = a->target.temp && !a->base, .base = a->base,
 		.head_last = a->target.in_place, .unit = (uint32_t)a->new.q.cluster_size, .sparse = a->full ? 0 : (uint32_t)a->sparse, .parallel = (unsigned)a->parallel,
-		.progress = on_progress, .progress_arg = job, .stop = &job->cancelled,
+		.progress = on_copied, .progress_arg = job, .stop = &job->cancelled,
 	};
 	int rc;
 

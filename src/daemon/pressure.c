@@ -52,7 +52,7 @@ uint64_t pressure_step(struct pressure *p, uint64_t total_us)
 	return p->size;
 }
 
-static co_fn void co_look(struct serve *s, int fd)
+static co_fn void co_look_at_pressure(struct serve *s, int fd)
 {
 	struct pressure *p = &s->pressure;
 	char text[256], a[16], b[16];
@@ -76,7 +76,7 @@ static co_fn void co_pressure(void *arg)
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
 	while (fd >= 0 && !s->stop) {
-		co_look(s, fd);
+		co_look_at_pressure(s, fd);
 		if (!s->stop)
 			co_queue_wait_until(&s->stop_q, rt_now_ns() + SECOND, "memory pressure");
 	}

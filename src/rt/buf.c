@@ -165,7 +165,7 @@ static bool touch(struct rt_bufpool *p, uint32_t i, unsigned order)
 	return true;
 }
 
-static void *take(struct rt_bufpool *p, unsigned order)
+static void *take_block(struct rt_bufpool *p, unsigned order)
 {
 	unsigned o = order;
 	uint32_t i;
@@ -414,7 +414,7 @@ void rt_trim(struct rt *rt)
 void *rt_buf_tryget(struct rt_bufpool *p, size_t len)
 {
 	assert(len > 0 && len <= RT_BUF_MAX);
-	return list_empty(&p->waiters) ? take(p, order_of(len)) : NULL;
+	return list_empty(&p->waiters) ? take_block(p, order_of(len)) : NULL;
 }
 
 static void serve_waiters(struct rt_bufpool *p)
@@ -422,7 +422,7 @@ static void serve_waiters(struct rt_bufpool *p)
 	struct buf_waiter *w;
 
 	while ((w = list_first(&p->waiters, struct buf_waiter, node))) {
-		w->buf = take(p, w->order);
+		w->buf = take_block(p, w->order);
 		if (!w->buf)
 			break;
 		list_del(&w->node);

@@ -154,7 +154,7 @@ bool vring_has_work(const struct vring *r)
 	return r->resubmit_at < r->resubmit_n || le16toh(shm_load16(r->avail + AVAIL_IDX)) != r->last_avail;
 }
 
-static int take(struct vring *r, uint16_t head, struct err *err)
+static int take_desc(struct vring *r, uint16_t head, struct err *err)
 {
 	if (head >= r->num)
 		return err_set(err, -EPROTO, "the available ring names descriptor %u of %u", head, r->num);
@@ -171,7 +171,7 @@ int vring_pop(struct vring *r, uint16_t *ret_head, struct err *err)
 
 	if (r->resubmit_at < r->resubmit_n) {
 		*ret_head = r->resubmit[r->resubmit_at++];
-		return take(r, *ret_head, err);
+		return take_desc(r, *ret_head, err);
 	}
 	avail = le16toh(shm_load16_acquire(r->avail + AVAIL_IDX));
 	if (avail == r->last_avail)
@@ -179,7 +179,7 @@ int vring_pop(struct vring *r, uint16_t *ret_head, struct err *err)
 	if ((uint16_t)(avail - r->last_avail) > r->num)
 		return err_set(err, -EPROTO, "the available index jumps from %u to %u in a ring of %u", r->last_avail, avail, r->num);
 	head = le16toh(shm_load16(r->avail + AVAIL_RING + 2 * (r->last_avail & (r->num - 1))));
-	ret = take(r, head, err);
+	ret = take_desc(r, head, err);
 	if (ret < 0)
 		return ret;
 	if (r->inflight) {

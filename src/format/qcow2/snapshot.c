@@ -35,7 +35,7 @@ struct reader {
 };
 
 /* Makes `need` bytes readable at r->buf + r->at, which the file must have. */
-static co_fn int co_fill(struct reader *r, uint32_t need, struct err *err)
+static co_fn int co_fill_clusters(struct reader *r, uint32_t need, struct err *err)
 {
 	uint64_t next = r->off + r->len;
 	uint32_t more;
@@ -74,7 +74,7 @@ static co_fn int co_read_one(struct reader *r, struct qcow2_snap *s, struct err 
 	const struct qcow2_raw_snapshot *raw;
 	uint32_t id_len, name_len, len;
 	const uint8_t *p;
-	int rc = co_fill(r, sizeof(*raw), err);
+	int rc = co_fill_clusters(r, sizeof(*raw), err);
 
 	if (rc)
 		return rc;
@@ -88,7 +88,7 @@ static co_fn int co_read_one(struct reader *r, struct qcow2_snap *s, struct err 
 		return err_set(err, -EINVAL, "%s: a snapshot at 0x%" PRIx64 " claims %u bytes of extra data; at most %d are possible", r->img->name,
 			       r->off + r->at, s->extra_len, QCOW2_MAX_SNAPSHOT_EXTRA);
 	len = (uint32_t)align_up(sizeof(*raw) + s->extra_len + id_len + name_len, 8);
-	rc = co_fill(r, len, err);
+	rc = co_fill_clusters(r, len, err);
 	if (rc)
 		return rc;
 	p = r->buf + r->at + sizeof(*raw);

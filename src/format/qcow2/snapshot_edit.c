@@ -203,7 +203,7 @@ static int add_snapshot(struct qcow2_img *img, const char *name, uint64_t now_ns
 	return 0;
 }
 
-static co_fn int co_write_table(struct edit *e, struct err *err)
+static co_fn int co_write_snapshots(struct edit *e, struct err *err)
 {
 	struct qcow2_img *img = e->img;
 	uint64_t len, off;
@@ -300,7 +300,7 @@ static co_fn int co_change(struct edit *e, const char *which, uint64_t now_ns, c
 	if (!rc)
 		rc = co_write_l1(e, err);
 	if (!rc)
-		rc = co_write_table(e, err);
+		rc = co_write_snapshots(e, err);
 	return rc ? rc : co_qcow2_commit(&e->c, err);
 }
 
