@@ -73,6 +73,13 @@ class Server:
     def fds(self):
         return len(os.listdir("/proc/%d/fd" % self.proc.pid))
 
+    def left_none(self, fds):
+        """All clients are gone, and there are no more descriptors than before; there may be fewer, since the last client from before them may have been about to go."""
+        end = time.monotonic() + TIMEOUT
+        while self.fds() > fds and time.monotonic() < end:
+            time.sleep(0.02)
+        check(self.fds() <= fds, "%d descriptors, %d before" % (self.fds(), fds))
+
     def rss(self):
         with open("/proc/%d/status" % self.proc.pid) as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmRSS"))

@@ -13,12 +13,14 @@ trap 'rm -rf "$dir"' EXIT
 # The headers of liburing depend on no machine.
 mkdir "$dir/include" && ln -s /usr/include/liburing.h /usr/include/liburing "$dir/include/" || exit 1
 
-sources=$(ls "$root"/src/rt/*.c "$root"/src/rt/*.S | grep -v -e /ring.c -e /io.c)
+sources="$(ls "$root"/src/rt/*.c "$root"/src/rt/*.S | grep -v -e /ring.c -e /io.c) $root/tests/unit/no_ring.c $root/src/util/err.c $root/src/util/log.c
+	$root/src/util/rng.c"
+flags="-g1 -O2 -std=gnu17 -D_GNU_SOURCE -I$root/src -I$root/tests -I$dir/include"
+# shellcheck disable=SC2086
+(cd "$dir" && $cc $flags -c $sources) || exit 1
 for test in switch sim; do
 	# shellcheck disable=SC2086
-	$cc -static -g -O2 -std=gnu17 -D_GNU_SOURCE -I"$root/src" -I"$root/tests" -I"$dir/include" -o "$dir/$test" \
-		"$root/tests/unit/test_rt_$test.c" "$root/tests/unit/no_ring.c" $sources \
-		"$root/src/util/err.c" "$root/src/util/log.c" "$root/src/util/rng.c" -lm -pthread || exit 1
+	$cc -static $flags -o "$dir/$test" "$root/tests/unit/test_rt_$test.c" "$dir"/*.o -lm -pthread || exit 1
 	echo "== $test"
 	timeout 100 "$run" "$dir/$test" || { echo "$test: exit status $?"; exit 1; }
 done
