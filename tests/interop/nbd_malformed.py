@@ -181,6 +181,7 @@ def a_client_that_takes_nothing_does_not_stop_others():
             except BlockingIOError:
                 pass
             c.s.settimeout(TIMEOUT)
+        time.sleep(2)  # so long that those who wait have lost their patience
         with Raw(srv).negotiate() as c:
             for i in range(100):
                 equal(c.do(FLUSH), 0, "a flush")

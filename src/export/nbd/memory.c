@@ -103,8 +103,9 @@ static bool admissible(const struct nbd_conn *c, uint64_t charge, const struct m
 	uint64_t unused = rt_bufpool_left(e->pool);
 	bool impatient = first && rt_now_ns() - first->since_ns >= PATIENCE_NS;
 
+	/* Who has some already leaves a little to those who come new: it may be one that takes nothing. */
 	if (impatient && first == w)
-		return charge <= unused;
+		return charge + (c->mem_used ? SMALL : 0) <= unused;
 	if (impatient && c->mem_used + charge > SMALL)
 		return false;
 	/* Alone it may have all, for one. */
