@@ -47,12 +47,7 @@ def same(options, size, backing=False):
     if "%s" in both:
         theirs["format-specific"]["data"]["data-file"] = mine["format-specific"]["data"]["data-file"]
     check(what + ": the facts are QEMU's", mine == theirs, "%s %s" % (mine, theirs))
-    if size == "8P":
-        # A compare takes QEMU seconds.
-        end = run("qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0 0 1M", "-c", "read -P 0 %d 1M" % (mine["virtual-size"] - (1 << 20)), "weir.qcow2")
-        check(what + ": zeroes at both ends", end.returncode == 0 and "rror" not in end.stdout + end.stderr and "failed" not in end.stdout, end.stdout + end.stderr)
-    else:
-        qemu("compare", "-q", "weir.qcow2", "qemu.qcow2")
+    qemu("compare", "-q", "weir.qcow2", "qemu.qcow2")
     if not any("preallocation" in o for o in options):
         return
     allocated = [found.get("allocated-clusters"), json.loads(qemu("check", "--output=json", "qemu.qcow2")).get("allocated-clusters")]
