@@ -133,6 +133,16 @@ class Writer:
         for off, n in self.have.items():
             require(self.h.pread(BLOCK, off) == content(n), "block %d at %d is there" % (n, off))
 
+    def write_until_it_fails(self, numbers, pause):
+        """Where the write was that failed, if one did: what is there now is not known."""
+        for n in numbers:
+            try:
+                self.write(n)
+            except nbd.Error:
+                return n * BLOCK % SPAN
+            time.sleep(pause)
+        return None
+
     def fails(self):
         try:
             self.h.pwrite(content(1), 0)
