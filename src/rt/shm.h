@@ -92,9 +92,9 @@ static inline void shm_store64(void *p, uint64_t v)
 	__atomic_store_n((uint64_t *)p, v, __ATOMIC_RELAXED);
 }
 
-static inline void shm_or8(void *p, uint8_t bits)
+static inline void shm_or8_release(void *p, uint8_t bits)
 {
-	__atomic_fetch_or((uint8_t *)p, bits, __ATOMIC_RELAXED);
+	__atomic_fetch_or((uint8_t *)p, bits, __ATOMIC_RELEASE);
 }
 
 /* Orders all earlier stores before all later loads. */

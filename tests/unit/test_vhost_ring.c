@@ -464,13 +464,41 @@ static void after_an_orderly_stop_the_region_is_new(void)
 	pop_is(&g, 5);
 	vring_push(&g.r, 5, 1);
 	vring_publish(&g.r, NULL);
-	vring_stop(&g.r);
+	vring_stop(&g.r, NULL);
 	/* the guest boots anew with the same region */
 	memset(g.mem + 4096, 0, 8192);
 	die(&g);
 	CHECK_EQ(vring_start(&g.r, &g.err), 0);
 	pop_is(&g, -1);
 	end(&g);
+}
+
+/* The copy of a guest that moves must have what was written last, also if nothing was published after it. */
+static void what_was_asked_of_the_driver_is_logged(void)
+{
+	enum { USED_PAGE = 8192 / 4096, LAST_PAGE = USED_PAGE + 1 };
+	uint8_t bits[1] = { 0 };
+	struct vhost_log log = { .bits = bits, .size = sizeof(bits) };
+	struct guest g;
+
+	for (int i = 0; i < 2; i++) {
+		begin(&g);
+		g.r.event_idx = i;
+		g.r.log_used = true;
+		/* as if the ring ended on the next page, with the field that asks for kicks */
+		g.r.log_addr = USED_PAGE * 4096 + 4096 - (4 + 8 * NUM);
+		offer(&g, 0, 3);
+		pop_is(&g, 3);
+		vring_push(&g.r, 3, 1);
+		vring_publish(&g.r, &log);
+		CHECK_EQ(bits[0], 1 << USED_PAGE | 1 << LAST_PAGE);
+		bits[0] = 0;
+		vring_arm(&g.r);
+		vring_stop(&g.r, &log);
+		CHECK_EQ(bits[0], 1 << USED_PAGE | 1 << LAST_PAGE);
+		bits[0] = 0;
+		end(&g);
+	}
 }
 
 int main(void)
@@ -489,5 +517,6 @@ int main(void)
 	RUN(a_death_within_a_batch_neither_loses_nor_repeats);
 	RUN(a_wrong_region_is_refused);
 	RUN(after_an_orderly_stop_the_region_is_new);
+	RUN(what_was_asked_of_the_driver_is_logged);
 	return 0;
 }

@@ -235,5 +235,5 @@ void vhost_log_mark(struct vhost_log *log, uint64_t gpa, uint64_t len)
 		return;
 	last = (gpa + len - 1) / VHOST_LOG_PAGE;
 	for (; page <= last && page / 8 < log->size; page++)
-		shm_or8(log->bits + page / 8, (uint8_t)(1u << page % 8));
+		shm_or8_release(log->bits + page / 8, (uint8_t)(1u << page % 8));
 }

@@ -28,11 +28,14 @@ static void call_driver(struct vhost_queue *q)
 		q->ring.call_owed = true;
 }
 
+static struct vhost_log *log_of(struct vhost_device *d)
+{
+	return d->log_all ? &d->log : NULL;
+}
+
 static void publish(struct vhost_queue *q)
 {
-	struct vhost_device *d = q->d;
-
-	if (vring_publish(&q->ring, d->log_all ? &d->log : NULL))
+	if (vring_publish(&q->ring, log_of(q->d)))
 		call_driver(q);
 }
 
@@ -298,7 +301,7 @@ static co_fn void co_stop_end(struct vhost_queue *q)
 		co_queue_wait(&q->idle, "requests of a queue that is to stop");
 	if (!q->broken)
 		publish(q);
-	vring_stop(&q->ring);
+	vring_stop(&q->ring, log_of(q->d));
 	q->running = q->stopping = false;
 }
 

@@ -126,8 +126,18 @@ int vring_start(struct vring *r, struct err *err)
 	return ret;
 }
 
-void vring_stop(struct vring *r)
+/* What is not an element: flags and index, and where the device wants to be kicked. */
+static void log_words(struct vring *r, struct vhost_log *log)
 {
+	vhost_log_mark(log, r->log_addr, USED_RING);
+	vhost_log_mark(log, r->log_addr + USED_RING + 8ull * r->num, 2);
+}
+
+void vring_stop(struct vring *r, struct vhost_log *log)
+{
+	/* vring_arm() and vring_disarm() leave that to us: a mark is in time as long as the ring runs. */
+	if (log && r->log_used)
+		log_words(r, log);
 	/* All is told: a region that stays with the front end must not be taken for that of a process that died. */
 	if (r->inflight)
 		shm_store16_release(&r->inflight->version, 0);
@@ -343,8 +353,7 @@ static void log_used(struct vring *r, struct vhost_log *log, uint16_t from)
 {
 	for (; from != r->used_next; from++)
 		vhost_log_mark(log, r->log_addr + USED_RING + 8 * (from & (r->num - 1)), 8);
-	vhost_log_mark(log, r->log_addr, USED_RING);
-	vhost_log_mark(log, r->log_addr + USED_RING + 8ull * r->num, 2);
+	log_words(r, log);
 }
 
 bool vring_publish(struct vring *r, struct vhost_log *log)

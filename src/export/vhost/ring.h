@@ -58,8 +58,8 @@ int vring_map(struct vring *r, const struct vhost_memory *m, struct err *err);
  * last_avail is what follows from it. -EBADMSG if the region contradicts itself.
  */
 int vring_start(struct vring *r, struct err *err);
-/* Forgets all but what the front end has set. Nothing is in flight any more. */
-void vring_stop(struct vring *r);
+/* Forgets all but what the front end has set. Nothing is in flight any more. `log` may be NULL. */
+void vring_stop(struct vring *r, struct vhost_log *log);
 void vring_fini(struct vring *r);
 
 /* The head of the next request: 1, 0 if there is none, -EPROTO. It is in flight from then on. */
