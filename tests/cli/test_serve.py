@@ -118,6 +118,15 @@ def nbd_reply(c):
     return struct.unpack(">IIQ", reply)[1] if len(reply) == 16 else None
 
 
+def in_flight(s, n):
+    """Waits until the server has so many requests of its clients."""
+    end = time.monotonic() + TIMEOUT
+    with Control(s) as k:
+        while sum(c["in_flight"] for c in k.ok("status")["nbd"]["connections"]) < n:
+            check(time.monotonic() < end, "%d requests are in flight" % n)
+            time.sleep(0.005)
+
+
 def ready_means_that_clients_can_connect_and_systemd_is_told():
     with tempfile.TemporaryDirectory() as d, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as n:
         path = os.path.join(d, "notify")
@@ -146,7 +155,7 @@ def a_request_in_flight_is_answered_before_the_end():
     with Serve("delay:write=200ms:mem:64M") as s:
         c, _ = nbd_connect(s)
         nbd_send(c, 1, 0, b"x" * 4096)
-        time.sleep(0.05)
+        in_flight(s, 1)
         s.proc.send_signal(signal.SIGTERM)
         check(nbd_reply(c) == 0, "the write is answered")
         check(s.proc.wait(TIMEOUT) == 0, "exit status")
@@ -170,9 +179,7 @@ def a_hanging_image_does_not_delay_the_end():
         c, _ = nbd_connect(s)
         nbd_send(c, 1, 0, b"x" * 4096)
         nbd_send(c, 0, 0, b"", 4096)
-        time.sleep(0.05)
-        with Control(s) as k:
-            k.ok("status")
+        in_flight(s, 2)
         rc, t = s.end()
         check(rc == 1 and t < 5, "exit %d after %.1f s" % (rc, t))
         check("'mem' hangs" in s.text(), s.text())

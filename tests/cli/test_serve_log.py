@@ -136,6 +136,18 @@ def ask(command, **kw):
         return lines
 
 
+def until(what, cond):
+    end = time.monotonic() + TIMEOUT
+    while not cond():
+        check(time.monotonic() < end, what)
+        time.sleep(0.01)
+
+
+def in_flight(n):
+    """Waits until the server has so many requests of its clients."""
+    until("%d requests are in flight" % n, lambda: sum(c["in_flight"] for c in ask("status")[0]["result"]["nbd"]["connections"]) >= n)
+
+
 def block(byte):
     return bytes([byte]) * BLOCK
 
@@ -190,8 +202,7 @@ def a_hanging_image_leaves_what_was_written_safe_in_the_log():
                 c.write(2, 8)
             with Client() as c:
                 c.s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 1 << 20, BLOCK))
-                time.sleep(0.1)
-                check(ask("status")[0]["ok"], "status while a read hangs")
+                in_flight(1)
                 check(s.end() == 0, "exit status: " + s.text())
             check("hangs" in s.text(), s.text())
         with Serve("a.raw"), Client() as c:
@@ -221,7 +232,8 @@ def an_image_on_a_server_that_hangs_or_is_gone_does_not_hold_up_the_end():
                         c.write(2, 9)
                         # One request of the guest, and soon a destage, hang in it.
                         c.s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 1 << 20, BLOCK))
-                        time.sleep(1.5)
+                        in_flight(1)
+                        time.sleep(1.2)     # the destage is due after a second
                         check(ask("status")[0]["ok"], "status")
                         check(s.end() == 0, "exit status: " + s.text())
                     check("hangs; exiting without it: all that was written is safe" in s.text(), s.text())
@@ -272,6 +284,7 @@ def a_second_signal_cuts_a_drain_short_without_loss():
             with Client() as c:
                 c.write(1, 9)
             s.proc.send_signal(signal.SIGTERM)
+            until("the drain begins", lambda: ask("status")[0]["result"]["state"] == "draining")
             time.sleep(0.5)
             check(s.proc.poll() is None, "the drain goes on")
             check(ask("status")[0]["result"]["state"] == "draining", "state")
@@ -306,7 +319,7 @@ def closing_the_connection_cancels_a_drain():
             with socket.socket(socket.AF_UNIX) as k:
                 k.connect("control")
                 k.sendall(b'{"command": "drain"}\n')
-                time.sleep(0.2)
+                until("the drain begins", lambda: any(t["name"] == "drain" for t in ask("tasks")[0]["result"]["tasks"]))
             end = time.monotonic() + TIMEOUT
             while any(t["name"] == "drain" for t in ask("tasks")[0]["result"]["tasks"]):
                 check(time.monotonic() < end, "the drain ends")

@@ -88,8 +88,10 @@ def main():
             # a second front end waits; the first one, that says nothing, does not keep the process from its end
             hold = socket.socket(socket.AF_UNIX)
             hold.connect(a)
-            time.sleep(0.1)
-            check(control(ctl, command="status")["vhost_user"][0]["connected"], "connected")
+            end = time.monotonic() + 20
+            while not control(ctl, command="status")["vhost_user"][0]["connected"]:
+                check(time.monotonic() < end, "connected")
+                time.sleep(0.005)
             started = time.monotonic()
             server.send_signal(signal.SIGTERM)
             check(server.wait(10) == 0, "the end")

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -37,15 +38,20 @@ class Serve:
         self.process = subprocess.Popen([WEIR, "serve", *options, "--name", "v", "--nbd", "unix:sock", disk], stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.uri = "nbd+unix:///v?socket=" + os.path.abspath("sock")
-        for _ in range(200):
-            if os.path.exists("sock") or self.process.poll() is not None:
-                break
-            time.sleep(0.02)
+        self.image = disk.split(",")[0]
+        end = time.monotonic() + 60
+        # Its file is there a little before it can be connected to.
+        with socket.socket(socket.AF_UNIX) as s:
+            while s.connect_ex("sock") and self.process.poll() is None:
+                require(time.monotonic() < end, "the server starts")
+                time.sleep(0.005)
 
     def end(self, sig=signal.SIGTERM):
         self.process.send_signal(sig)
         self.said = self.process.communicate(timeout=60)[1]
         check("weir ends well", self.process.returncode in (0, -sig) or "corrupt" in self.said, self.said)
+        if sig == signal.SIGKILL:
+            wait_unlocked(self.image)
 
 
 def requests(rng, size, n):
@@ -207,7 +213,7 @@ def with_a_log_in_between(rng):
 def refused(what, words, disk, *options):
     s = Serve(disk, *options)
     try:
-        said = s.process.communicate(timeout=5)[1]
+        said = s.process.communicate(timeout=60)[1]
     except subprocess.TimeoutExpired:
         s.process.kill()
         said = "it was served; " + s.process.communicate()[1]

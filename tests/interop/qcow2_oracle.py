@@ -136,6 +136,8 @@ class Server:
         self.p.send_signal(sig)
         rc = self.p.wait(60)
         self.log.close()
+        if sig == signal.SIGKILL:
+            wait_unlocked("d.qcow2")
         return rc
 
 

@@ -361,8 +361,8 @@ def a_kill_leaves_what_was_acknowledged_on_each_reactor():
                     t.join(TIMEOUT)
                     check(not t.is_alive() and not v.error, v.error)
             for v in volumes:
-                # -U: the ring of a process that was killed may hold its files, and their locks, for a moment.
-                p = run("qemu-img", "check", "-U", "%s/%s" % (d, v.name)) if shutil.which("qemu-img") else None
+                wait_unlocked("%s/%s" % (d, v.name))
+                p = run("qemu-img", "check", "%s/%s" % (d, v.name)) if shutil.which("qemu-img") else None
                 check(not p or p.returncode in (0, 3), "%s: %s" % (v.name, p and p.stdout + p.stderr))
         with server(*("%s/%s" % (d, v.name) for v in volumes)) as s:
             for v in volumes:

@@ -5,17 +5,21 @@ Exit status: 0 passed, 1 failed, 77 skipped with the reason as the last line. ch
 function that called it. A script finds this file by the link in its own folder.
 """
 import ctypes
+import fcntl
 import functools
 import inspect
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 MIB = 1 << 20
+F_OFD_GETLK = 36
 _failures = 0
 
 
@@ -86,6 +90,19 @@ def run(*args, timeout=120, **kw):
     if "input" not in kw:
         kw["stdin"] = subprocess.DEVNULL
     return subprocess.run([program(str(args[0])), *map(str, args[1:])], capture_output=True, text=True, errors="replace", timeout=timeout, **kw)
+
+
+def wait_unlocked(*paths):
+    """For programs that do not wait, as QEMU's: the kernel takes the io_uring of a process that was killed apart behind its back, and its locks on
+    files live until then."""
+    end = time.monotonic() + 60
+    for path in paths:
+        with open(path, "rb") as f:
+            # A write lock on the bytes that image locks use, see src/backend/file_lock.c.
+            want = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 104, 0)
+            while struct.unpack("hhqqi4x", fcntl.fcntl(f, F_OFD_GETLK, want))[0] != fcntl.F_UNLCK:
+                require(time.monotonic() < end, "the locks of a process that was killed are gone from " + path)
+                time.sleep(0.005)
 
 
 def seed():

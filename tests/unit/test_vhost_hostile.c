@@ -36,13 +36,20 @@ static void still_serves(void)
 	CHECK_EQ(vf_request(&front, VIRTIO_BLK_T_OUT, 0, buf, sizeof(buf)), VIRTIO_BLK_S_OK);
 }
 
+/* In the end: what is asked over another socket may be answered before the ring was looked at. */
 static void status_says(const char *text)
 {
-	char *status = vs_status(&server);
+	for (int ms = 0;; ms++) {
+		char *status = vs_status(&server);
+		bool said = strstr(status, text);
 
-	if (!strstr(status, text))
-		test_fail("the status does not say \"%s\": %s", text, status);
-	free(status);
+		if (!said && ms == 20000)
+			test_fail("the status does not say \"%s\": %s", text, status);
+		free(status);
+		if (said)
+			return;
+		usleep(1000);
+	}
 }
 
 /* --- Messages --- */
@@ -251,8 +258,6 @@ static void requests_that_are_none_stop_the_queue(void)
 /* The file behind the guest's memory is cut while the server uses it. */
 static void memory_that_vanishes_stops_the_queue(void)
 {
-	char *status;
-
 	for (int i = 0; i < 3; i++) {
 		struct vf_ring *r = &front.ring[0];
 
@@ -273,11 +278,11 @@ static void memory_that_vanishes_stops_the_queue(void)
 			CHECK_EQ(write(r->kick, &one, 8), 8);
 			usleep(20000);
 		}
-		status = vs_status(&server);
-		CHECK(vs_is_alive(&server));
 		if (i < 2)
-			CHECK(strstr(status, "made shorter"));
-		free(status);
+			status_says("made shorter");
+		else
+			free(vs_status(&server));
+		CHECK(vs_is_alive(&server));
 		vf_drop(&front);
 		CHECK(!ftruncate(front.mem_fd, (off_t)front.mem_len));
 		still_serves();
@@ -422,6 +427,7 @@ static void memory_changes_under_requests_in_flight(void)
 	struct vhost_user_single_region one = { 0 };
 	struct vf_ring *r = &front.ring[0];
 	int fd = memfd_create("more", 0);
+	uint64_t before;
 	char *more;
 
 	CHECK(!ftruncate(fd, 1 << 20));
@@ -431,8 +437,10 @@ static void memory_changes_under_requests_in_flight(void)
 	CHECK_EQ(vf_ack(&front, VHOST_USER_ADD_MEM_REG, &one, sizeof(one), &fd, 1), 0);
 	vf_submit(&front, r, 1, VIRTIO_BLK_T_OUT, 800, 0, 4096);
 	r->desc[5].addr = 0x10000000 + 8192;
+	before = __atomic_load_n(&server.shared->ops[DISK_OP_WRITE], __ATOMIC_RELAXED);
 	vf_kick_always(&front, r);
-	usleep(50000);
+	while (__atomic_load_n(&server.shared->ops[DISK_OP_WRITE], __ATOMIC_RELAXED) == before)
+		usleep(1000);
 	CHECK_EQ(vf_ack(&front, VHOST_USER_REM_MEM_REG, &one, sizeof(one), NULL, 0), 0);
 	CHECK_EQ(vf_wait(&front, r, 10000), 1);
 	CHECK_EQ(*vf_status(&front, r, 1), VIRTIO_BLK_S_OK);
@@ -485,8 +493,11 @@ static void the_status_is_kept_and_shows_that_a_reset_is_needed(void)
 	vf_submit(&front, &front.ring[0], 0, VIRTIO_BLK_T_FLUSH, 0, 0, 0);
 	front.ring[0].desc[0].addr = 0;
 	vf_kick_always(&front, &front.ring[0]);
+	for (int ms = 0; vf_get_u64(&front, VHOST_USER_GET_STATUS) != (15 | 0x40); ms++) {
+		CHECK(ms < 20000);
+		usleep(1000);
+	}
 	CHECK_EQ(vf_wait(&front, &front.ring[0], 50), -1);
-	CHECK_EQ(vf_get_u64(&front, VHOST_USER_GET_STATUS), 15 | 0x40);
 	v = 0;
 	CHECK_EQ(vf_ack(&front, VHOST_USER_SET_STATUS, &v, 8, NULL, 0), 0);
 	CHECK_EQ(vf_get_u64(&front, VHOST_USER_GET_STATUS), 0);
