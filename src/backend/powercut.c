@@ -547,7 +547,7 @@ int powercut_dev_open(struct powercut_dev *dev, struct disk **ret)
 	h->disk.size = dev->size;
 	h->disk.limits = (struct disk_limits){
 		.align = dev->config.align ? dev->config.align : 512, .mem_align = 1, .atomic_unit = dev->sector,
-		.object = dev->config.object, .opt_depth = dev->config.opt_depth,
+		.object = dev->config.object, .opt_depth = dev->config.opt_depth, .sole_writer = dev->config.object != 0,
 		.max_io = dev->config.max_io, .discard_gran = dev->config.no_discard ? 0 : dev->sector,
 		.discard_zeroes = !dev->config.no_discard && !dev->config.discard_keeps, .fast_zero = !dev->config.no_zero,
 		.fua = !dev->config.no_fua, .volatile_cache = !dev->config.write_through, .multi_conn = true,

@@ -234,7 +234,7 @@ static void set_limits(struct rbd_disk *r, const struct opening *o)
 		/* Without DISK_UNMAP each byte of zeroes is written: nothing fast can be promised for all. */
 		.fast_zero = false,
 		/* Where nothing is volatile nothing needs FUA: the choke point takes it away. */
-		.volatile_cache = r->volatile_cache, .multi_conn = true,
+		.volatile_cache = r->volatile_cache, .multi_conn = true, .sole_writer = r->locked,
 	};
 }
 

@@ -93,6 +93,7 @@ struct disk_limits {
 	bool volatile_cache;	/* false: every completed write is stable, flush costs nothing */
 	bool multi_conn;	/* informational: always true within one process */
 	bool rotational;
+	bool sole_writer;	/* while it is open, what was read stays what is there unless it is changed through this disk: the store keeps others from writing */
 };
 
 /*

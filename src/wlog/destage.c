@@ -5,8 +5,9 @@
  * One destager per attached volume works in rounds: write a number of runs, many at once (runs.c), flush the image, and only then take from the map what
  * was written (invariant 5). A round that fails anywhere takes nothing away and is repeated after a while: the data is safe in the log meanwhile.
  *
- * merged   The map itself, in order of offset, from where the last round ended (an elevator). A piece that was overwritten since the
- *          round began has a higher record number than `cap_rno` and stays. (Not the batch number: what the cleaner brings forward
+ * merged   The map itself, in order of offset, from where the last round ended (an elevator). A piece that came since the
+ *          round began has a higher record number than `cap_rno` and stays; it is left out where it can be, or a round that follows a guest would write all that
+ *          comes in front of it twice, and leave it behind for a whole lap. (Not the batch number: what the cleaner brings forward
  *          gets a new batch and keeps its record, and the two would otherwise work against each other for ever.)
  * ordered  The oldest epoch in the queue, merged within itself. The floor that recovery starts from is made durable before the next
  *          epoch begins, so that no epoch is ever written again after a newer one.
@@ -51,6 +52,15 @@ static co_fn void co_end(struct wlog_volume *v)
 	v->w->sb_dirty = true;
 }
 
+/* Much of a ring that is half full is free as soon as a superblock says so: else it would look fuller than it is, and writers be slowed for it. */
+static bool is_superblock_due(const struct wlog *w)
+{
+	const struct wl_batch *tail = list_first(&w->batches, struct wl_batch, node);
+	uint32_t n = w->sb.seg_count, seg = tail ? wl_segment_of(w, tail->pos) : w->head_seg;
+
+	return (seg + n - w->durable_tail_seg) % n > n / 8 && wl_free_segments(w) < n / 2;
+}
+
 /* `since`: nothing that is left is older than that. */
 static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 {
@@ -61,7 +71,7 @@ static void retired(struct wlog_volume *v, uint64_t bytes, uint64_t since)
 	w->clean_spent = 0;
 	wl_advance_tail(w);
 	wl_wake_space(w);
-	if (w->space_wanted)
+	if (w->space_wanted || is_superblock_due(w))
 		wl_kick_ticker(w);
 }
 
@@ -130,7 +140,8 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 		v->lap_since = rt_wall_ns();
 	start = max(v->cursor, first->off);
 	v->nkept = 0;
-	int r = co_wl_write_runs(v, &v->map, start, &end);
+	bool all;
+	int r = co_wl_write_runs(v, &v->map, cap_rno, start, &end, &all);
 
 	if (r == 0)
 		r = co_disk_flush(v->disk.file);
@@ -138,8 +149,8 @@ static co_fn int co_round_merged(struct wlog_volume *v)
 		return r;
 	uint64_t entries = v->map.entries, bytes = remove_written(v, start, end, cap_rno);
 
-	/* What was there when the elevator began at the bottom is gone when it has reached the top. */
-	v->cursor = wl_map_find(&v->map, end) ? end : 0;
+	/* What was there when the elevator began at the bottom is gone when it has reached the top of what is not newer than the round. */
+	v->cursor = !all && wl_map_find(&v->map, end) ? end : 0;
 	retired(v, bytes, v->cursor == 0 && !v->nkept ? v->lap_since : 0);
 	if (v->nkept)
 		report_unreadable(v);
@@ -175,6 +186,7 @@ static int take_records(struct wlog_volume *v, uint64_t epoch, uint64_t after, u
 static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t *ret_last)
 {
 	uint64_t last, end;
+	bool all;
 	int r;
 
 	*ret_last = 0;
@@ -182,7 +194,7 @@ static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t 
 		r = take_records(v, epoch, *ret_last, &last);
 		end = 0;
 		while (r == 0 && wl_map_find(&v->round, end))
-			r = co_wl_write_runs(v, &v->round, end, &end);
+			r = co_wl_write_runs(v, &v->round, UINT64_MAX, end, &end, &all);
 		wl_map_clear(&v->round, &v->w->pool);
 		if (r < 0 || last == 0)
 			break;
@@ -298,6 +310,7 @@ co_fn void co_wl_destager(void *arg)
 			continue;
 		}
 		v->log_unreadable = false;
+		v->round_began_ns = rt_now_ns();
 		int r = co_begin(v);
 
 		if (r == 0)
@@ -316,6 +329,8 @@ co_fn void co_wl_destager(void *arg)
 			log_info("%s: volume %s destages again", v->disk.file->name, v->w->sb.vol[v->slot].name);
 			v->stalled = false;
 		}
+		if (r == 0)
+			co_wl_pace(v);
 	}
 	co_end(v);
 	v->running = false;

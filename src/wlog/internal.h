@@ -48,6 +48,7 @@
 #define WL_RUN_MAX (1u << 20)	/* of one image write */
 #define WL_RUN_CHUNK (64u << 10)
 #define WL_RUN_CHUNKS 256u
+#define WL_RUN_MEM ((uint64_t)WL_RUN_CHUNKS * WL_RUN_CHUNK)
 #define WL_ROUND_MAX (64ull << 20)
 #define WL_KEPT_MAX 32u
 #define WL_UNREADABLE_NS 10000000000ull /* what cannot be read for so long, and is in everybody's way, counts as lost */
@@ -100,6 +101,7 @@ struct wlog_volume {
 	uint32_t habit_runs;
 	uint64_t last_miss_ns;	/* when a read of the guest last began or ended on the image */
 	uint64_t run_ns;	/* how long the last image write took */
+	uint64_t round_began_ns, burst_ns; /* pace.c: the round in progress; what destage worked since it last rested */
 	uint64_t cursor;	/* merged destage: where the next round begins; 0: at the bottom */
 	uint64_t lap_since;	/* wall clock when it was there */
 	uint64_t failures;
@@ -116,6 +118,7 @@ struct wlog_volume {
 	/* what is being written: runs.c */
 	unsigned depth;		/* the most at once */
 	unsigned runs;		/* now */
+	uint64_t run_bytes;	/* of data in them */
 	uint64_t run_free;	/* bit set: slot is free */
 	struct co_queue run_done;
 	uint8_t *run_mem;	/* WL_RUN_CHUNKS of WL_RUN_CHUNK; NULL: not attached */
@@ -306,11 +309,24 @@ co_fn int co_wl_read(struct wlog_volume *v, uint64_t off, uint64_t len, const st
 /* runs.c */
 int wl_runs_init(struct wlog_volume *v);	/* with disk.file set; -ENOMEM */
 void wl_runs_fini(struct wlog_volume *v);
-bool wl_is_urgent(const struct wlog_volume *v);
-/* Writes runs of `src` from `off` on to the image until its end, the round's limit, or an error. *ret_end is where it stopped. */
-co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t off, uint64_t *ret_end);
+/*
+ * Writes runs of `src` from `off` on, without records behind `cap_rno` where it can, to the image until the end, the round's limit, or an error. *ret_end is where it
+ * stopped, *ret_all that it had come to the end.
+ */
+co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t cap_rno, uint64_t off, uint64_t *ret_end, bool *ret_all);
 bool wl_runs_hold_memory(const struct wlog_volume *v);
 void wl_runs_trim(struct wlog_volume *v);	/* with nothing in flight */
+
+/* pace.c */
+bool wl_is_urgent(const struct wlog_volume *v);
+bool wl_is_far(const struct wlog_volume *v);
+bool wl_guest_comes_first(const struct wlog_volume *v);
+/* One more run of `len` bytes of data (none: zeroes) may be in flight now. */
+bool wl_may_start_run(const struct wlog_volume *v, uint64_t len);
+/* The round has worked for long enough beside a guest. */
+bool wl_burst_is_over(const struct wlog_volume *v);
+/* Behind a round: rests if it is the guest's turn. */
+co_fn void co_wl_pace(struct wlog_volume *v);
 
 /* destage.c */
 co_fn void co_wl_destager(void *arg);

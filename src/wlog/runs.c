@@ -7,16 +7,18 @@
  *     large writes that are in flight together (one write for all of it costs Ceph's OSD several times as much, see docs/decisions/047);
  *   - else about WL_RUN_MAX bytes on, at a multiple of what the image likes best, so that no write is cut in the middle of a unit.
  *
- * How many at once: WL_DEPTH_USUAL, or as many as the image says it needs (opt_depth). What decides the rate at which small dirty pieces leave the log is not the time that
- * the store takes for one write, but how many are in flight meanwhile.
+ * Where the store keeps objects, and we are the only one who writes to it, a run goes on over small holes: all of it is read, what is dirty is put into it, and all of it is
+ * written. Two requests then do what dozens of small writes would have done, each of which costs such a store as much as a write of many times its size.
  *
- * When there is no hurry the guest comes first. A disk of this machine is shared with it: one run at a time, with a pause as long as the run took. A store far away
- * (one that wants depth) is not what a writing guest waits for, who waits for the log: a quarter of the depth; a sixteenth while it reads from the image.
+ * How many at once: WL_DEPTH_USUAL, or as many as the image says it needs (opt_depth). What decides the rate at which small dirty pieces leave the log is not the time that
+ * the store takes for one write, but how many are in flight meanwhile. When, and how many of them while the guest works, is pace.c's.
  *
  * Invariants
  *  (1) runs in flight together do not overlap, and belong to one volume; the offset only grows;
  *  (2) between the look at the map that makes a run and its start nothing suspends;
- *  (3) a chunk of run_mem belongs to one run in flight, or its bit in run_taken is clear.
+ *  (3) a chunk of run_mem belongs to one run in flight, or its bit in run_taken is clear;
+ *  (4) between the moment when a hole is read and the one when it is written back nobody writes to it: the image has limits.sole_writer, which is us, all that we
+ *      write to it are runs, and a run includes its holes, for (1). What the guest writes there meanwhile goes to the log, and stays there for a later round.
  */
 #include <assert.h>
 #include <errno.h>
@@ -25,11 +27,11 @@
 #include "util/bytes.h"
 #include "wlog/internal.h"
 
-#define GUEST_ACTIVE_NS 10000000ull
 #define PAUSE_MAX_NS 5000000ull
 #define CO_SPARE 64u		/* coroutines that stay for requests of guests */
-#define RUN_MEM ((uint64_t)WL_RUN_CHUNKS * WL_RUN_CHUNK)
 #define KEEP_CHUNKS 16u		/* stay when the destager rests */
+#define HOLE_MAX (32u << 10)	/* a hole that is filled */
+#define HOLES_MIN 3u		/* of them that are worth a read */
 
 static_assert(WL_DEPTH_MAX <= 64, "a bit of run_free for each");
 static_assert(WL_RUN_MAX / WL_RUN_CHUNK * 2 <= WL_RUN_CHUNKS, "one run in flight leaves room for the next");
@@ -37,8 +39,9 @@ static_assert(WL_RUN_MAX / WL_RUN_CHUNK * 2 <= WL_RUN_CHUNKS, "one run in flight
 struct run {
 	struct wlog_volume *v;
 	const struct wl_map *src;
+	uint64_t cap_rno;
 	uint64_t off, len;
-	bool zero, unmap;
+	bool zero, unmap, holes;
 	unsigned slot, chunk, chunks;
 	int *error;
 };
@@ -53,7 +56,7 @@ int wl_runs_init(struct wlog_volume *v)
 		depth = max(v->disk.file->limits.opt_depth, WL_DEPTH_USUAL);
 	v->depth = min(depth, WL_DEPTH_MAX);
 	v->run_free = v->depth == 64 ? UINT64_MAX : (1ull << v->depth) - 1;
-	v->run_mem = mmap(NULL, RUN_MEM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	v->run_mem = mmap(NULL, WL_RUN_MEM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (v->run_mem == MAP_FAILED) {
 		v->run_mem = NULL;
 		return -ENOMEM;
@@ -65,7 +68,7 @@ int wl_runs_init(struct wlog_volume *v)
 
 void wl_runs_fini(struct wlog_volume *v)
 {
-	munmap(v->run_mem, RUN_MEM);
+	munmap(v->run_mem, WL_RUN_MEM);
 	budget_leave(&v->run_user);
 	v->run_mem = NULL;
 }
@@ -77,7 +80,7 @@ bool wl_runs_hold_memory(const struct wlog_volume *v)
 
 void wl_runs_trim(struct wlog_volume *v)
 {
-	madvise(v->run_mem + KEEP_CHUNKS * WL_RUN_CHUNK, RUN_MEM - KEEP_CHUNKS * WL_RUN_CHUNK, MADV_DONTNEED);
+	madvise(v->run_mem + KEEP_CHUNKS * WL_RUN_CHUNK, WL_RUN_MEM - KEEP_CHUNKS * WL_RUN_CHUNK, MADV_DONTNEED);
 	v->run_high = KEEP_CHUNKS;
 	budget_set_held(&v->run_user, (uint64_t)v->run_high * WL_RUN_CHUNK);
 }
@@ -126,38 +129,16 @@ static bool take_chunks(struct run *r)
 	return true;
 }
 
-bool wl_is_urgent(const struct wlog_volume *v)
-{
-	return v->draining || v->w->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
-}
-
-static bool is_far(const struct wlog_volume *v)
-{
-	return v->disk.file->limits.opt_depth > WL_DEPTH_USUAL;
-}
-
-static bool guest_comes_first(const struct wlog_volume *v)
-{
-	return rt_now_ns() - v->last_io_ns < GUEST_ACTIVE_NS && !wl_is_urgent(v);
-}
-
-/* How many runs may be in flight now. */
-static unsigned window(const struct wlog_volume *v)
-{
-	if (!is_far(v) || !guest_comes_first(v))
-		return v->depth;
-	return max(v->depth / (rt_now_ns() - v->last_miss_ns < GUEST_ACTIVE_NS ? 16 : 4), 1u);
-}
-
 static bool take_place(struct run *r)
 {
 	struct wlog_volume *v = r->v;
 
-	if (v->runs >= window(v) || (v->runs >= WL_DEPTH_USUAL && co_available() < CO_SPARE) || !take_chunks(r))
+	if (!wl_may_start_run(v, r->zero ? 0 : r->len) || (v->runs >= WL_DEPTH_USUAL && co_available() < CO_SPARE) || !take_chunks(r))
 		return false;
 	r->slot = __builtin_ctzll(v->run_free);
 	v->run_free &= ~(1ull << r->slot);
 	v->runs++;
+	v->run_bytes += r->zero ? 0 : r->len;
 	return true;
 }
 
@@ -168,6 +149,7 @@ static void give_place(struct run *r)
 	mark_chunks(r, false);
 	v->run_free |= 1ull << r->slot;
 	v->runs--;
+	v->run_bytes -= r->zero ? 0 : r->len;
 	co_queue_wake_one(&v->run_done);
 }
 
@@ -211,20 +193,46 @@ static int leave_out(struct run *r, uint64_t rno, uint64_t off, uint64_t len, in
 	return 0;
 }
 
-/* Writes the run's pieces, newest durable version each, in as few writes as what must be left out allows. */
-static co_fn int co_write_data(struct run *r, uint8_t *buf)
+/* The image's own bytes with what is dirty put over them, newest durable version each. -errno: nothing was written. */
+static co_fn int co_fill_holes(struct run *r, uint8_t *buf)
+{
+	uint64_t off = r->off, end = r->off + r->len;
+	int res = co_disk_read(r->v->disk.file, off, buf, r->len, DISK_BACKGROUND);
+
+	while (res == 0 && off < end) {
+		struct wl_entry *e = wl_map_find(r->src, off);
+
+		if (!e || e->off >= end)
+			break;
+		off = max(off, e->off);
+		uint64_t n = min(end, e->off + e->len) - off;
+
+		/* Something newer of another kind: what it covers is left as it is, since that goes to the image later. */
+		if (!wl_is_zeroes(e->type))
+			res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
+		off += n;
+	}
+	return res;
+}
+
+/* Writes the run's pieces, newest durable version each, in as few writes as holes and what must be left out allow. */
+static co_fn int co_write_pieces(struct run *r, uint8_t *buf)
 {
 	struct disk *image = r->v->disk.file;
 	uint64_t off = r->off, end = r->off + r->len, from = off;
 
 	while (off < end) {
 		struct wl_entry *e = wl_map_find(r->src, off);
+		uint64_t hole = !e || e->off >= end ? end - off : e->off > off ? e->off - off : 0, n = hole, rno = 0;
+		int res = -ENODATA;
 
-		if (!e || e->off > off)
+		if (hole && !r->holes)
 			return -EIO;	/* cannot be: pieces leave the map only behind this round */
-		uint64_t n = min(end, e->off + e->len) - off, rno = e->rno;
-		int res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
-
+		if (!hole) {
+			n = min(end, e->off + e->len) - off;
+			rno = e->rno;
+			res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
+		}
 		if (res == 0) {
 			off += n;
 			if (off < end)
@@ -232,7 +240,7 @@ static co_fn int co_write_data(struct run *r, uint8_t *buf)
 		}
 		int written = off > from ? co_disk_write(image, from, buf + (from - r->off), off - from, DISK_BACKGROUND) : 0;
 
-		if (written == 0 && res < 0)
+		if (written == 0 && res < 0 && !hole)
 			written = leave_out(r, rno, off, n, res);
 		if (written < 0)
 			return written;
@@ -240,6 +248,14 @@ static co_fn int co_write_data(struct run *r, uint8_t *buf)
 		from = off;
 	}
 	return 0;
+}
+
+static co_fn int co_write_data(struct run *r, uint8_t *buf)
+{
+	/* If anything of it cannot be read, each piece goes its own way. */
+	if (r->holes && co_fill_holes(r, buf) == 0)
+		return co_disk_write(r->v->disk.file, r->off, buf, r->len, DISK_BACKGROUND);
+	return co_write_pieces(r, buf);
 }
 
 static co_fn int co_destage_run(void *arg)
@@ -275,11 +291,36 @@ static uint64_t last_end(const struct disk *image, uint64_t off)
 	return align_down(off + WL_RUN_MAX, is_pow2(l->opt_io) && l->opt_io <= WL_RUN_MAX ? l->opt_io : 1);
 }
 
+/* How far a run of writes that begins with the piece `e` can go over holes that are worth filling; else where it ends without. */
+static uint64_t end_behind_holes(struct run *r, const struct wl_entry *e, uint64_t end, uint64_t last)
+{
+	const struct disk_limits *l = &r->v->disk.file->limits;
+	uint64_t far = e->off + e->len, data = far - r->off, empty = 0;
+	unsigned holes = 0;
+
+	if (!l->sole_writer || !l->object)
+		return end;
+	for (const struct wl_entry *n = wl_map_next(e); n && n->off < last && !wl_is_zeroes(n->type); n = wl_map_next(n)) {
+		uint64_t hole = n->off - far;
+
+		if (hole > HOLE_MAX || empty + hole > data)
+			break;
+		holes += hole > 0;
+		empty += hole;
+		data += n->len;
+		far = n->off + n->len;
+	}
+	r->holes = holes >= (r->v->w->config.destage_holes ? r->v->w->config.destage_holes : HOLES_MIN);
+	return r->holes ? far : end;
+}
+
 /* The first run at or behind `off`. False: there is none. */
 static bool find_run(struct run *r, uint64_t off)
 {
 	const struct wl_entry *e = wl_map_find(r->src, off);
 
+	while (e && e->rno > r->cap_rno)
+		e = wl_map_next(e);
 	if (!e)
 		return false;
 	r->off = max(off, e->off);	/* a run ended in the middle of a piece */
@@ -289,15 +330,23 @@ static bool find_run(struct run *r, uint64_t off)
 	uint64_t end = e->off + e->len, last = r->zero ? UINT64_MAX : last_end(r->v->disk.file, r->off);
 
 	for (const struct wl_entry *n = wl_map_next(e); end < last && n; n = wl_map_next(n)) {
-		if (n->off != end || wl_is_zeroes(n->type) != r->zero || (n->type == WL_DISCARD) != r->unmap)
+		if (n->off != end || n->rno > r->cap_rno || wl_is_zeroes(n->type) != r->zero || (n->type == WL_DISCARD) != r->unmap)
 			break;
 		end += n->len;
 	}
+	if (!r->zero && end < last)
+		end = end_behind_holes(r, e, end, last);
 	r->len = min(end, last) - r->off;
 	return true;
 }
 
-co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t off, uint64_t *ret_end)
+/* Beside a guest merged destage stops behind a burst; an epoch is finished. */
+static bool is_enough(struct wlog_volume *v, const struct wl_map *src, uint64_t total)
+{
+	return total >= v->w->config.destage_round || (total && src == &v->map && wl_burst_is_over(v));
+}
+
+co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint64_t cap_rno, uint64_t off, uint64_t *ret_end, bool *ret_all)
 {
 	struct run run[WL_DEPTH_MAX];
 	struct co_group g;
@@ -305,11 +354,14 @@ co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint
 	int error = 0;
 
 	co_group_init(&g);
-	while (error == 0 && total < v->w->config.destage_round && !v->stop) {
-		struct run r = { .v = v, .src = src, .error = &error };
+	*ret_all = false;
+	while (error == 0 && !v->stop && !is_enough(v, src, total)) {
+		struct run r = { .v = v, .src = src, .cap_rno = cap_rno, .error = &error };
 
-		if (!find_run(&r, off))
+		if (!find_run(&r, off)) {
+			*ret_all = true;
 			break;
+		}
 		if (!take_place(&r)) {
 			co_queue_wait(&v->run_done, "destage writes in flight");
 			continue;
@@ -318,7 +370,7 @@ co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint
 		total += r.zero ? WL_BLOCK : r.len;
 		run[r.slot] = r;
 		co_group_start(&g, "destage", co_destage_run, &run[r.slot]);
-		if (!is_far(v) && guest_comes_first(v))
+		if (!wl_is_far(v) && wl_guest_comes_first(v))
 			co_sleep_ns(min(v->run_ns + 50000, PAUSE_MAX_NS));
 	}
 	co_group_wait(&g);

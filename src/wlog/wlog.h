@@ -52,6 +52,7 @@ co_fn int co_wlog_format(struct disk *const *dev, int ndev, const struct wlog_fo
 struct wlog_config {
 	uint64_t memory;	/* bound for data held in memory; 0: 64 MiB */
 	unsigned destage_parallel; /* image writes in flight per volume; 0: what the image says it needs (opt_depth), 16 at least */
+	unsigned destage_holes;	/* holes between dirty pieces that are worth a read, to write them together; 0: 3 */
 	uint64_t destage_round;	/* bytes that go to the image between two flushes of it, at most; 0: 64 MiB */
 	uint64_t destage_delay_ns; /* how long dirty data may rest before it is destaged; 0: 1 s. The sooner of this and the watermark */
 	unsigned low_pct, high_pct; /* of a volume's quota and of the log: destaging urges from low on (0: 25), writers are slowed from high on (0: 60) */

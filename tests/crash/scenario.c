@@ -94,6 +94,7 @@ void scenario_init(struct scenario *sc, const char *variant, uint64_t seed)
 		sc->image_dev.opt_depth = 64;
 	}
 	sc->log.destage_round = chance(&r, 40) ? 16384 : 0;
+	sc->log.destage_holes = chance(&r, 70) ? 1 : 0;
 }
 
 void scenario_print(const struct scenario *sc)
