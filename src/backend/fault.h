@@ -129,3 +129,8 @@ uint64_t powercut_dev_volatile(const struct powercut_dev *dev);
 const struct powercut_counters *powercut_dev_counters(const struct powercut_dev *dev);
 /* Changes the device behind everybody's back, stable at once (bit rot, another program). Changes the stamp if `stamp` says so. */
 void powercut_dev_poke(struct powercut_dev *dev, uint64_t off, const void *buf, uint64_t len, bool stamp);
+/* A snapshot of the file system that the device is a file of: what it holds now, with stamp and mark. Going back to it brings that stamp back too; later ones are new all the same. */
+struct powercut_snapshot;
+struct powercut_snapshot *powercut_dev_snapshot(const struct powercut_dev *dev);
+void powercut_dev_rollback(struct powercut_dev *dev, const struct powercut_snapshot *snap);
+void powercut_snapshot_free(struct powercut_snapshot *snap);	/* NULL is fine */

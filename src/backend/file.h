@@ -132,5 +132,7 @@ int file_lock(int fd, const char *path, unsigned open_flags, enum file_locking m
 co_fn int co_file_mark_get(struct disk *d, char *buf, size_t size);
 co_fn int co_file_mark_set(struct disk *d, const char *mark, struct err *err);
 co_fn int co_file_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
+/* Whether a change at `now_ns` would change the file's times: 0, -EAGAIN (not yet), -ENOTSUP (the file system's times are too coarse to tell). */
+int file_times_tell(uint64_t mtime_ns, uint64_t ctime_ns, uint64_t now_ns);
 co_fn int co_file_identity(struct disk *d, struct disk_identity *ret);
 co_fn int co_file_touch(struct disk *d);

@@ -349,6 +349,8 @@ co_fn int co_file_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_no
 	return 0;
 }
 
+#define SECOND_NS 1000000000u
+
 /* --- Identity: inode number, size, mtime and ctime, which nobody can set --- */
 
 struct identity_call {
@@ -358,7 +360,20 @@ struct identity_call {
 
 static uint64_t ns_of(const struct timespec *t)
 {
-	return (uint64_t)t->tv_sec * 1000000000u + (uint64_t)t->tv_nsec;
+	return (uint64_t)t->tv_sec * SECOND_NS + (uint64_t)t->tv_nsec;
+}
+
+int file_times_tell(uint64_t mtime_ns, uint64_t ctime_ns, uint64_t now_ns)
+{
+	uint64_t step = 1;
+
+	/* Whole seconds (ext3, ext4 with small inodes, FAT): a clock that is set comes by one of them again. */
+	if (ctime_ns % SECOND_NS == 0)
+		return -ENOTSUP;
+	while (ctime_ns % (step * 10) == 0)
+		step *= 10;
+	/* A change within this tick of the clock, or this step of the file system's times, would be given the same ones. */
+	return max(mtime_ns, ctime_ns) >= now_ns || ctime_ns + step > now_ns ? -EAGAIN : 0;
 }
 
 static int identity_blocking(void *arg)
@@ -377,13 +392,13 @@ co_fn int co_file_identity(struct disk *d, struct disk_identity *ret)
 
 	if (f->is_device)
 		return -ENOTSUP;
+	/* Before its times are looked at: what changes it meanwhile is not missed. */
+	clock_gettime(CLOCK_REALTIME_COARSE, &now);
 	rc = co_offload(identity_blocking, &c);
 	if (rc)
 		return rc;
-	clock_gettime(CLOCK_REALTIME_COARSE, &now);
 	*ret = (struct disk_identity){ { c.st.st_ino, (uint64_t)c.st.st_size, ns_of(&c.st.st_mtim), ns_of(&c.st.st_ctim) } };
-	/* A change within this tick of the clock would be given the same times. */
-	return max(ret->word[2], ret->word[3]) >= ns_of(&now) ? -EAGAIN : 0;
+	return file_times_tell(ret->word[2], ret->word[3], ns_of(&now));
 }
 
 static int touch_blocking(void *arg)

@@ -568,6 +568,43 @@ void powercut_dev_poke(struct powercut_dev *dev, uint64_t off, const void *buf, 
 		dev->stable_stamp = dev->stamp = next_stamp(dev);
 }
 
+struct powercut_snapshot {
+	struct media *media;
+	uint64_t size, stamp;
+	char mark[DISK_MARK_MAX + 1];
+};
+
+struct powercut_snapshot *powercut_dev_snapshot(const struct powercut_dev *dev)
+{
+	struct powercut_snapshot *snap = powercut_must(calloc(1, sizeof(*snap)));
+
+	snap->media = powercut_must(media_clone(dev->view));
+	snap->size = dev->size;
+	snap->stamp = dev->stamp;
+	strcpy(snap->mark, dev->mark);
+	return snap;
+}
+
+void powercut_dev_rollback(struct powercut_dev *dev, const struct powercut_snapshot *snap)
+{
+	powercut_versions_free(dev);
+	media_destroy(dev->stable);
+	media_destroy(dev->view);
+	dev->stable = powercut_must(media_clone(snap->media));
+	dev->view = powercut_must(media_clone(snap->media));
+	dev->size = snap->size;
+	dev->opened_stamp = dev->stable_stamp = dev->stamp = snap->stamp;
+	strcpy(dev->mark, snap->mark);
+}
+
+void powercut_snapshot_free(struct powercut_snapshot *snap)
+{
+	if (!snap)
+		return;
+	media_destroy(snap->media);
+	free(snap);
+}
+
 void powercut_versions_free(struct powercut_dev *dev)
 {
 	list_for_each_safe(&dev->versions, n)

@@ -20,9 +20,12 @@
  *      and if no change has begun meanwhile, the superblock is written. So on the device there is, of a settled volume, nothing that is not in the index.
  *  (4) The first change of a settled volume changes the image's identity, durably, before it goes to the image (co_disk_touch()). Where that fails, the
  *      superblock is told instead; where that fails as well, so does the change. So (2) holds at every instant, and no cut can leave
- *      a settled record over an image that has changed.
+ *      a settled record over an image that has changed. So does the first change after a start, settled or not: no cut leaves what a process has
+ *      written with an identity that the image had before, in a snapshot for instance.
  *  (5) An epoch is a random number. It belongs to one volume from the attach at which nothing was kept to the day that its contents are dropped.
  *  (6) A block's checksum covers its data, its number and its epoch, and is verified on each read.
+ *  (7) Before a segment is written, both superblock slots say that volumes which have changed are not settled any more. So what is on the device of a
+ *      settled volume is what the image held with that identity, also if a snapshot of its file system brings that one back.
  *
  * s->lock is held by who writes to the device (a segment, headers, the superblock). Nobody waits for the device but who reads from it, and that no longer
  * than READ_TIMEOUT_NS: then, or at the first error, the device is not used any more (`off`). Settled volumes keep (4) even then.
@@ -108,6 +111,7 @@ struct second {
 	uint64_t rate, tokens, tokens_ns;
 	uint64_t settle_ns;
 	bool started, scanning, stop, off;
+	bool untold;		/* a volume is not settled any more, and the superblock may say that it is */
 	uint32_t scanned;
 	int error;
 	const char *why;	/* it is off */
@@ -121,6 +125,7 @@ struct second_volume {
 	int rec;		/* its record; -1: it has no second level */
 	enum cache_mode mode;
 	bool settled;		/* the superblock may say so */
+	bool touched;		/* since it was attached */
 	bool lost;		/* what the scan has not found yet does not count */
 	bool kept;
 	bool has_identity;
@@ -174,7 +179,8 @@ co_fn int co_second_read(struct cache_fill *f);
 co_fn void co_second_scan(void *arg);
 
 /* --- second_settle.c --- */
-co_fn int co_second_super_write(struct second *s);
+/* The superblock says of no volume that it is settled which is not any more. With s->lock. */
+co_fn int co_second_tell_unsettled(struct second *s);
 /* A change begins: what it covers leaves the index. An error is the change's. */
 co_fn int co_second_change_begin(struct cache_volume *v, uint64_t first, uint64_t last);
 void second_change_end(struct cache_volume *v);

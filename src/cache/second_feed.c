@@ -118,7 +118,7 @@ static co_fn void co_write_stage(struct second *s, struct second_stage *st)
 	int r;
 
 	co_mutex_lock(&s->lock);
-	if (!s->off) {
+	if (!s->off && !co_second_tell_unsettled(s)) {
 		seal(s, st);
 		r = co_disk_write(s->dev, second_segment_at(s->sb.segment_size, st->target), st->mem, len, DISK_BACKGROUND);
 		if (r < 0)

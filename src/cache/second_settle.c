@@ -37,7 +37,7 @@ co_fn int co_second_identity(struct cache_volume *v, struct disk_identity *ret)
 	return r;
 }
 
-co_fn int co_second_super_write(struct second *s)
+static co_fn int co_write_slot(struct second *s)
 {
 	int r;
 
@@ -50,7 +50,47 @@ co_fn int co_second_super_write(struct second *s)
 	return r;
 }
 
+/* In both slots: if one is damaged later, the other one counts. */
+static co_fn int co_super_write(struct second *s)
+{
+	int r = co_write_slot(s);
+
+	return r ? r : co_write_slot(s);
+}
+
+/* Invariant (7). Whoever unsettles meanwhile is in the next round; none settles, for that takes the lock. */
+co_fn int co_second_tell_unsettled(struct second *s)
+{
+	int r = 0;
+
+	while (s->untold && !r) {
+		s->untold = false;
+		r = co_super_write(s);
+	}
+	return r;
+}
+
 /* --- Changes --- */
+
+static void unsettle(struct cache_volume *v)
+{
+	struct second *s = v->c->second;
+
+	v->second.settled = false;
+	s->sb.rec[v->second.rec].settled = false;
+	s->untold = true;
+}
+
+static co_fn int co_super_unsettled(struct second *s, int rec)
+{
+	int r;
+
+	co_mutex_lock(&s->lock);
+	s->sb.rec[rec].settled = false;
+	r = co_super_write(s);
+	co_mutex_unlock(&s->lock);
+	return r;
+}
 
 /* Invariant (4). */
 static co_fn int co_unsettle(struct cache_volume *v)
@@ -59,21 +99,17 @@ static co_fn int co_unsettle(struct cache_volume *v)
 	int r = 0;
 
 	co_mutex_lock(&v->second.lock);
-	if (v->second.settled) {
+	if (v->second.settled || !v->second.touched) {
 		r = co_disk_touch(v->disk.file);
 		s->count.touches++;
-		if (r < 0) {
-			co_mutex_lock(&s->lock);
-			s->sb.rec[v->second.rec].settled = false;
-			/* In both slots: if one is damaged later, the other one counts. */
-			r = co_second_super_write(s);
-			if (!r)
-				r = co_second_super_write(s);
-			co_mutex_unlock(&s->lock);
-		}
-		if (!r)
-			v->second.settled = false;
+		v->second.touched = true;
 	}
+	if (!v->second.settled)
+		r = 0;	/* nothing counts on it */
+	else if (r < 0)
+		r = co_super_unsettled(s, v->second.rec);
+	if (v->second.settled && !r)
+		unsettle(v);
 	co_mutex_unlock(&v->second.lock);
 	return r;
 }
@@ -84,7 +120,7 @@ co_fn int co_second_change_begin(struct cache_volume *v, uint64_t first, uint64_
 
 	v->second.changing++;
 	v->second.changes++;
-	if (v->second.settled)
+	if (v->second.settled || !v->second.touched)
 		r = co_unsettle(v);
 	if (!r && first <= last)
 		co_second_drop_range(v, first, last);
@@ -107,7 +143,8 @@ co_fn void co_second_note_identity(struct cache_volume *v)
 	r = co_ask(v, &id);
 	if (v->second.has_identity && (!r || r == -EAGAIN) && !disk_identity_equal(&id, &v->second.identity)) {
 		v->second.identity = id;
-		v->second.settled = false;
+		if (v->second.settled)
+			unsettle(v);
 	}
 	second_change_end(v);
 }
@@ -196,7 +233,7 @@ static co_fn int co_settle_locked(struct cache_volume *v)
 	rec->size = v->disk.file->size;
 	rec->wall_ns = rt_wall_ns();
 	s->count.settles++;
-	return co_second_super_write(s);
+	return co_super_write(s);
 }
 
 static co_fn void co_settle(struct cache_volume *v)

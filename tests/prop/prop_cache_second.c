@@ -3,7 +3,8 @@
  * Nothing stale comes from the second level of the cache, whatever happened in between.
  *
  * Rounds of work on images and a cache device that share one power supply. A round ends with a clean stop, a killed process, or a power cut at any write; in
- * between other programs change an image, bits of the cache device flip, or it is put back to what it was at some moment of the round. At the begin of
+ * between other programs change an image, bits of the cache device flip, or it is put back to what it was at some moment of the round; so are images, times
+ * and all, as by a snapshot of their file system. At the begin of
  * each round, while the index is being rebuilt and afterwards, what the cache says must be what the image holds. During the round each worker has blocks of its
  * own, so that it knows what it must read. The device fails in some rounds; that must not be noticed. In half of the worlds a write log lies over the cache: then
  * images change by destage and recovery, and carry marks.
@@ -38,8 +39,9 @@ struct world {
 	unsigned running, rounds;
 	uint64_t seed;
 	struct media *old;		/* of the cache device */
+	struct powercut_snapshot *snap[VOLUMES]; /* of the images' file systems */
 	bool faulty;
-	uint64_t hits, kept, hits_at_start, touches, cuts, checksum_errors, hung;
+	uint64_t hits, kept, hits_at_start, touches, cuts, checksum_errors, hung, rollbacks;
 };
 
 static bool is_off(const struct world *w)
@@ -121,9 +123,10 @@ static co_fn int co_meddle(void *arg)
 
 	while (w->running && !is_off(w)) {
 		struct disk *top = w->layer[rng_below(&w->rng, VOLUMES)];
+		unsigned i;
 
 		co_sleep_ns(1 + rng_below(&w->rng, 8000000));
-		switch (rng_below(&w->rng, 8)) {
+		switch (rng_below(&w->rng, 10)) {
 		case 0:
 			co_cache_set_mode(top, rng_below(&w->rng, 4) ? CACHE_ALL : CACHE_NONE);
 			break;
@@ -138,6 +141,14 @@ static co_fn int co_meddle(void *arg)
 		case 3:
 			media_destroy(w->old);
 			w->old = media_clone(powercut_dev_stable(w->dev));
+			break;
+		case 5:
+		case 6:
+			i = rng_below(&w->rng, VOLUMES);
+			if (w->snap[i] && rng_below(&w->rng, 2))
+				break;
+			powercut_snapshot_free(w->snap[i]);
+			w->snap[i] = powercut_dev_snapshot(w->image[i]);
 			break;
 		case 4:
 			if (w->faulty)
@@ -291,6 +302,12 @@ static void poke_some(struct world *w)
 		rng_fill(&w->rng, data, sizeof(data));
 		powercut_dev_poke(w->image[rng_below(&w->rng, VOLUMES)], rng_below(&w->rng, BLOCKS * BLOCK - sizeof(data)), data, sizeof(data), true);
 	}
+	for (unsigned i = 0; i < VOLUMES; i++) {
+		if (!w->snap[i] || rng_below(&w->rng, 3))
+			continue;
+		powercut_dev_rollback(w->image[i], w->snap[i]);
+		w->rollbacks++;
+	}
 	if (w->old && rng_below(&w->rng, 4) == 0) {
 		uint64_t size = media_size(w->old);
 		uint8_t *all = malloc(size);
@@ -352,6 +369,8 @@ static void run_world(struct world *w)
 		poke_some(w);
 	}
 	media_destroy(w->old);
+	for (unsigned i = 0; i < VOLUMES; i++)
+		powercut_snapshot_free(w->snap[i]);
 	powercut_destroy(w->power);
 	rt_bufpool_destroy(bufs);
 	rt_destroy(rt);
@@ -359,7 +378,7 @@ static void run_world(struct world *w)
 
 int main(void)
 {
-	uint64_t seed = test_seed(), worlds = test_scale(40), hits = 0, kept = 0, touches = 0, at_start = 0, bad = 0;
+	uint64_t seed = test_seed(), worlds = test_scale(40), hits = 0, kept = 0, touches = 0, at_start = 0, bad = 0, rollbacks = 0;
 
 	for (uint64_t i = 0; i < worlds; i++) {
 		struct world *w = calloc(1, sizeof(*w));
@@ -371,10 +390,11 @@ int main(void)
 		touches += w->touches;
 		at_start += w->hits_at_start;
 		bad += w->checksum_errors;
+		rollbacks += w->rollbacks;
 		free(w);
 	}
-	printf("%" PRIu64 " blocks from the second level, %" PRIu64 " of them at starts; %" PRIu64 " kept, %" PRIu64 " touches, %" PRIu64 " checksum errors\n",
-	       hits, at_start, kept, touches, bad);
-	CHECK(hits > 25 * worlds && 2 * kept > 5 * worlds && 2 * at_start > 5 * worlds && 4 * touches > worlds);
+	printf("%" PRIu64 " blocks from the second level, %" PRIu64 " of them at starts; %" PRIu64 " kept, %" PRIu64 " touches, %" PRIu64 " checksum errors, %" PRIu64
+	       " images rolled back\n", hits, at_start, kept, touches, bad, rollbacks);
+	CHECK(hits > 25 * worlds && 2 * kept > 5 * worlds && 2 * at_start > 5 * worlds && 4 * touches > worlds && rollbacks > worlds / 2);
 	return 0;
 }
