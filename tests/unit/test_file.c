@@ -9,6 +9,7 @@
 #include <sys/un.h>
 #include <sys/xattr.h>
 
+#include "backend/file.h"
 #include "blk/spec.h"
 #include "lib/test.h"
 #include "rt/buf.h"
@@ -616,6 +617,28 @@ static co_fn void co_what_is_no_write_leaves_the_stamp(void)
 	}
 }
 
+/* Times in steps: 1 ns, 100 ns, 10 ms; whole seconds never tell. */
+static co_fn void co_an_identity_counts_only_if_a_write_now_would_change_it(void)
+{
+	static const struct {
+		uint64_t step, time;
+	} fs[] = { { 1, 1790000000123456789 }, { 100, 1790000000123456700 }, { 10000000, 1790000000120000000 } };
+	const uint64_t second = 1000000000;
+
+	for (size_t i = 0; i < ARRAY_SIZE(fs); i++) {
+		for (uint64_t now = fs[i].time - 3; now < fs[i].time + 2 * fs[i].step; now += max(fs[i].step / 50, (uint64_t)1)) {
+			bool would_be_the_same = now <= fs[i].time || now / fs[i].step * fs[i].step == fs[i].time;
+
+			CHECK_EQ(file_times_tell(5, fs[i].time, now), would_be_the_same ? -EAGAIN : 0);
+		}
+		CHECK_EQ(file_times_tell(fs[i].time, fs[i].time, fs[i].time + fs[i].step), 0);
+		/* Set to a time that has not come yet. */
+		CHECK_EQ(file_times_tell(fs[i].time + second, fs[i].time, fs[i].time + fs[i].step), -EAGAIN);
+	}
+	CHECK_EQ(file_times_tell(5, 1790000000 * second, 1790000000 * second + 1), -ENOTSUP);
+	CHECK_EQ(file_times_tell(5, 1790000000 * second, 1890000000 * second + 1), -ENOTSUP);
+}
+
 static co_fn void co_what_is_no_disk_is_refused_in_one_line(void)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
@@ -687,6 +710,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_mark_file_is_read_where_there_is_no_attribute);
 	RUN(co_a_write_by_anybody_changes_the_stamp);
 	RUN(co_what_is_no_write_leaves_the_stamp);
+	RUN(co_an_identity_counts_only_if_a_write_now_would_change_it);
 	RUN(co_what_is_no_disk_is_refused_in_one_line);
 	RUN(co_a_read_only_file_opens_to_read);
 	RUN(co_an_empty_file_is_an_empty_disk);

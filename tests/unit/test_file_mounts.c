@@ -495,6 +495,44 @@ static co_fn void co_a_file_system_without_o_direct_is_cached(void)
 	co_refused(text, DISK_OPEN_RDWR, -ENOTSUP, "use aio=io_uring");
 }
 
+/* --- File systems whose times say little --- */
+
+static co_fn int co_identity_of(const char *path, struct disk_identity *ret)
+{
+	struct disk *d;
+	int r = -EAGAIN;
+
+	make_file(path, MIB);
+	d = co_open(path, DISK_OPEN_RDWR);
+	for (unsigned i = 0; i < 100 && r == -EAGAIN; i++) {
+		r = co_disk_identity(d, ret);
+		co_sleep_ns(1000000);
+	}
+	co_disk_close(d);
+	return r;
+}
+
+static co_fn void co_times_in_whole_seconds_vouch_for_nothing(void)
+{
+	struct disk_identity id;
+	char text[500], dev[64];
+	int fd;
+
+	CHECK_EQ(co_identity_of(in("fine", ""), &id), 0);
+	make_file(in("coarse.img", ""), 8 * MIB);
+	snprintf(text, sizeof(text), "mkfs.ext4 -q -F -I 128 -O ^has_journal %s 2>/dev/null", in("coarse.img", ""));
+	if (system(text)) {
+		printf("left out: mkfs.ext4 is not installed\n");
+		return;
+	}
+	fd = loop_attach(in("coarse.img", ""), 512, dev, sizeof(dev));
+	CHECK(fd >= 0);
+	mount_new("coarse", "ext4", dev, NULL);
+	CHECK_EQ(co_identity_of(in("coarse", "/disk"), &id), -ENOTSUP);
+	CHECK_EQ(umount(in("coarse", "")), 0);
+	close(fd);
+}
+
 /* --- Read-only places --- */
 
 static co_fn void co_what_cannot_be_written_says_why(void)
@@ -572,6 +610,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_an_error_of_write_back_is_not_forgotten_whoever_meets_it);
 	RUN(co_a_flush_to_a_file_system_that_gave_up_fails);
 	RUN(co_a_file_system_without_o_direct_is_cached);
+	RUN(co_times_in_whole_seconds_vouch_for_nothing);
 	RUN(co_what_cannot_be_written_says_why);
 	RUN(co_a_device_tells_its_sectors_and_keeps_a_mark_on_this_host);
 }
