@@ -73,8 +73,13 @@ co_fn int co_cache_set_limits(struct disk *d, uint64_t share, uint64_t limit, st
 void cache_hold(struct cache *c);
 void cache_release(struct cache *c);
 void cache_get_limits(struct disk *d, uint64_t *ret_share, uint64_t *ret_limit);
-/* A new budget, at most the one it was created with. Evicts and gives memory back before it returns. */
+/*
+ * A new budget, at most the one it was created with. Evicts and gives memory back before it returns, within a fraction of a second: a read from below that hangs
+ * keeps the chunk of memory (2 MiB) that it goes to.
+ */
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err);
+/* Gives back what such reads have kept, once they have ended. */
+co_fn void co_cache_keep_budget(struct cache *c);
 
 /* --- The second level: see docs/format-cache.md and second.h --- */
 

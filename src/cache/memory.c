@@ -171,9 +171,9 @@ void mem_release(struct cache_mem *m, uint32_t keep)
 	}
 }
 
-uint32_t mem_last_chunk(const struct cache_mem *m)
+uint32_t mem_chunk_below(const struct cache_mem *m, uint32_t chunk)
 {
-	for (uint32_t i = m->chunks; i-- > 0;)
+	for (uint32_t i = min(chunk, m->chunks); i-- > 0;)
 		if (m->chunk[i].mapped && m->chunk[i].used)
 			return i;
 	return MEM_NONE;

@@ -54,8 +54,8 @@ uint32_t mem_get_below(struct cache_mem *m, uint32_t chunk);
 void mem_put(struct cache_mem *m, uint32_t slot);
 /* Gives empty chunks back, but for `keep` of them. Each costs a system call. */
 void mem_release(struct cache_mem *m, uint32_t keep);
-/* The highest chunk in use, the one to empty when there is too much; MEM_NONE if there is none. */
-uint32_t mem_last_chunk(const struct cache_mem *m);
+/* The highest chunk in use below this one (MEM_NONE: of all), the next to empty when there is too much; MEM_NONE if there is none. */
+uint32_t mem_chunk_below(const struct cache_mem *m, uint32_t chunk);
 
 static inline char *mem_addr(const struct cache_mem *m, uint32_t slot)
 {

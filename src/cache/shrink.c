@@ -14,19 +14,18 @@
 
 #define STEP 256u
 #define RETRY_NS 1000000ull
-#define RETRIES 2000u	/* of a chunk in which a read is in flight */
+#define PATIENCE_NS (200 * 1000000ull)	/* for all reads in flight together */
 
 /* Evicts until no more slots are used than allowed. What reads in flight hold comes later, when they have ended. */
-static co_fn void co_evict_surplus(struct cache *c)
+static co_fn void co_evict_surplus(struct cache *c, uint64_t deadline)
 {
-	unsigned n = 0, tries = 0;
+	unsigned n = 0;
 
 	while (c->mem.used > c->mem.allowed * c->mem.per_chunk) {
 		enum cache_class class = c->slots[CACHE_METADATA] > c->ceiling || !c->policy[CACHE_DATA].resident ? CACHE_METADATA : CACHE_DATA;
 
 		if (!record_evict(c, NULL, class, POLICY_UNKNOWN) && !record_evict(c, NULL, !class, POLICY_UNKNOWN)) {
-			/* A read that hangs is no reason to hang as well. */
-			if (++tries == RETRIES)
+			if (rt_now_ns() >= deadline)
 				return;
 			co_sleep_ns(RETRY_NS);
 			continue;
@@ -68,30 +67,43 @@ static bool too_much(const struct cache *c)
 	return m->mapped > m->allowed || m->mapped > need + 1 + need / 8;
 }
 
+/* Empties chunks from the highest on and gives them back. What cannot be emptied is passed over, so that one read in flight keeps one chunk. */
+static co_fn void co_compact(struct cache *c)
+{
+	for (uint32_t chunk = mem_chunk_below(&c->mem, MEM_NONE); too_much(c) && chunk != MEM_NONE; chunk = mem_chunk_below(&c->mem, chunk)) {
+		/* While the budget is kept, what is left over can wait for another time. */
+		if (!empty_chunk(c, chunk) && c->mem.mapped <= c->mem.allowed)
+			return;
+		mem_release(&c->mem, c->mem.mapped <= c->mem.allowed);
+		co_yield();
+	}
+}
+
+/* A read that hangs is no reason to hang as well: its chunk stays until co_cache_keep_budget() finds it free. */
 co_fn void co_shrink(struct cache *c)
 {
-	unsigned tries = 0;
+	uint64_t deadline = rt_now_ns() + PATIENCE_NS;
 
 	if (!too_much(c) && c->mem.used <= c->mem.allowed * c->mem.per_chunk)
 		return;
 	co_mutex_lock(&c->shrink_lock);
-	co_evict_surplus(c);
-	mem_release(&c->mem, 1);
-	while (too_much(c) && tries < RETRIES) {
-		uint32_t chunk = mem_last_chunk(&c->mem);
-
-		if (chunk != MEM_NONE && !empty_chunk(c, chunk)) {
-			/* While the budget is kept, what is left over can wait for another time. */
-			if (c->mem.mapped <= c->mem.allowed)
-				break;
-			tries++;
-			co_sleep_ns(RETRY_NS);
-			co_evict_surplus(c);
-		}
-		mem_release(&c->mem, c->mem.mapped <= c->mem.allowed);
-		co_yield();
+	for (;;) {
+		co_evict_surplus(c, deadline);
+		mem_release(&c->mem, 1);
+		co_compact(c);
+		if (c->mem.mapped <= c->mem.allowed || rt_now_ns() >= deadline)
+			break;
+		co_sleep_ns(RETRY_NS);
 	}
 	co_mutex_unlock(&c->shrink_lock);
+}
+
+co_fn void co_cache_keep_budget(struct cache *c)
+{
+	cache_hold(c);
+	if (cache_memory(c) > c->budget)
+		co_shrink(c);
+	cache_release(c);
 }
 
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err)

@@ -207,6 +207,8 @@ static co_fn int co_fit_cache(void *arg)
 	if (want < now || want == s->pressure.size || want > now + REGROW)
 		if (want != now)
 			co_cache_resize(c, want, NULL);
+	/* Where a read that hung kept memory of it. */
+	co_cache_keep_budget(c);
 	return 0;
 }
 

@@ -458,6 +458,75 @@ static void the_budget_is_kept_and_made_smaller_when_told(void)
 	rt_destroy(rt);
 }
 
+#define STUCK 6u
+
+static unsigned chunks_held(const struct cache *c)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i < c->mem.chunks; i++) {
+		unsigned held = 0;
+
+		for (uint32_t k = 0; k < c->mem.per_chunk && c->mem.chunk[i].mapped; k++)
+			held += c->mem.owner[i * c->mem.per_chunk + k] == MEM_HELD;
+		n += held > 0;
+	}
+	return n;
+}
+
+/* `arg`: how many reads hang. One in each chunk if they are few; more than the cache is to have at all if they are many. */
+static co_fn void co_stuck(void *arg)
+{
+	unsigned n = *(unsigned *)arg;
+	struct cache *c = make_cache(120, (struct cache_config){ .no_read_ahead = true });
+	struct disk *d = co_cached(c, "mem:1M"), *slow = co_cached(c, "delay:read=100s:mem:1M");
+	static struct reader readers[30];
+	uint64_t small = cache_least(c) + (n > STUCK ? 4 : 15) * c->config.chunk, start;
+	struct err err = ERR_INIT;
+	struct co_group g;
+	static char buf[BLOCK];
+
+	co_fill(d, 1 << 20);
+	co_fill(slow, 1 << 20);
+	co_group_init(&g);
+	/* The second time in another order: those that go first lie in chunks all over the cache. */
+	for (unsigned i = 0; i < 120; i++)
+		CHECK_EQ(co_disk_read(d, i * BLOCK, buf, BLOCK, 0), 0);
+	for (unsigned i = 0; i < 120; i++)
+		CHECK_EQ(co_disk_read(d, (i * 37 + 119) % 120 * BLOCK, buf, BLOCK, 0), 0);
+	for (unsigned i = 0; i < n; i++) {
+		readers[i] = (struct reader){ .d = slow, .off = i * sizeof(readers[0].buf) };
+		co_group_start(&g, "reader", co_read_one, &readers[i]);
+		co_sleep_ns(1000000);
+	}
+	start = rt_now_ns();
+	CHECK_EQ(co_cache_resize(c, small, &err), 0);
+	printf("  %u reads hang: %u ms, %" PRIu64 " KiB of %" PRIu64 "\n", n, (unsigned)((rt_now_ns() - start) / 1000000), cache_memory(c) >> 10, small >> 10);
+	CHECK(rt_now_ns() - start < 500000000);
+	CHECK(cache_memory(c) <= small + (uint64_t)chunks_held(c) * c->config.chunk);
+	CHECK(c->mem.mapped <= c->mem.allowed + chunks_held(c) / 2 || n > STUCK);
+	/* It goes on, as well as it can, and so do settings. */
+	for (unsigned i = 0; i < 240; i++)
+		CHECK_EQ(co_disk_read(d, i % 120 * BLOCK, buf, BLOCK, 0), 0);
+	co_cache_keep_budget(c);
+	CHECK(rt_now_ns() - start < 1000000000);
+	CHECK_EQ(co_group_wait(&g), 0);
+	CHECK(readers[0].buf[0] == 9 && readers[n - 1].buf[3 * BLOCK - 1] == 9);
+	co_cache_keep_budget(c);
+	CHECK(cache_memory(c) <= small);
+	co_disk_close(slow);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void reads_that_hang_do_not_keep_the_cache_from_shrinking(void)
+{
+	unsigned few = STUCK, many = 30;
+
+	on_sim(seed, co_stuck, &few);
+	on_sim(seed, co_stuck, &many);
+}
+
 static co_fn void co_end(void *arg)
 {
 	struct cache *c = make_cache(64, (struct cache_config){ .no_read_ahead = true });
@@ -501,6 +570,7 @@ int main(void)
 	RUN(read_ahead_that_does_not_pay_stops);
 	RUN(a_share_is_kept_and_a_limit_is_one);
 	RUN(classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once);
+	RUN(reads_that_hang_do_not_keep_the_cache_from_shrinking);
 	RUN(the_end_does_not_wait_for_a_large_cache);
 	RUN(the_budget_is_kept_and_made_smaller_when_told);
 	return 0;
