@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 
+import nbd
 from cluster import rbd, the as c
 from file_lib import Disk, open_error
 from harness import MIB, equal, require, run
-from serve_lib import Serve, until
+from serve_lib import Serve, control, until
 
 CONFORM = os.path.abspath(sys.argv[3])
 
@@ -134,6 +135,29 @@ def a_size_that_changes_outside_is_seen():
         p = run("qemu-io", "-f", "raw", "-c", "read 4M 4k", "-c", "write 8M 4k", w.uri())
         equal(p.stdout.count("Input/output error"), 2, "what is gone fails: " + p.stdout)
         w.end()
+
+
+def two_reactors_serve_an_image_each():
+    disks = [c.create(name, "4M") for name in ("left", "right")]
+    with Serve("--reactors", "2", "--name", "left", disks[0], "--name", "right", disks[1]) as w:
+        equal(len(control("weir.control", command="stats")["reactors"]), 2, "reactors")
+        handles = []
+        for name in ("left", "right"):
+            handles.append(nbd.NBD())
+            handles[-1].connect_uri(w.uri(name))
+        data = [bytes([k + 1 + n]) * 65536 for n in range(64) for k in (0, 100)]
+        for n in range(64):
+            for k, h in enumerate(handles):
+                h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data[2 * n + k])), n * 65536, completion=lambda _: 1)
+        for h in handles:
+            while h.aio_in_flight():
+                h.poll(-1)
+            h.flush()
+        for k, h in enumerate(handles):
+            require(h.pread(4 * MIB, 0) == b"".join(data[k::2]), "what the client of reactor %d wrote" % k)
+        w.end()
+    for k, name in enumerate(("left", "right")):
+        require(c.export(name) == b"".join(data[k::2]), "image %s" % name)
 
 
 def fio_finds_what_it_wrote_over_nbd():

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The rbd driver over a double of librbd: what a cluster seldom does, at the moment that a test wants it. */
+#include <pthread.h>
 #include <sys/wait.h>
 
 #include "backend/rbd.h"
@@ -785,6 +786,73 @@ static void all_requests_in_flight_together_give_what_the_model_has(void)
 	threads = 4;
 }
 
+/* --- Two reactors --- */
+
+#define PART_WORKERS 32u
+
+/* Half of the image, on a reactor of its own: one of them has the lock and writes, the other only reads. */
+struct part {
+	uint64_t base;
+	bool writes;
+	struct rt *rt;
+	struct disk *d;
+	unsigned begun, ended;
+};
+
+static co_fn void co_part_worker(void *arg)
+{
+	struct part *p = arg;
+	unsigned n = p->begun++;
+	uint64_t off = p->base + n * BLOCK;
+	uint8_t now[BLOCK], got[BLOCK];
+
+	for (unsigned r = 0, rounds = test_scale(60); r < rounds; r++) {
+		memset(now, p->writes ? 1 + (int)((n * 7 + r) % 255) : 0x5a, BLOCK);
+		if (p->writes)
+			CHECK_EQ(co_disk_write(p->d, off, now, BLOCK, 0), 0);
+		CHECK(rt_self() == p->rt);
+		CHECK_EQ(co_disk_read(p->d, off, got, BLOCK, 0), 0);
+		CHECK(rt_self() == p->rt && !memcmp(now, got, BLOCK));
+	}
+	p->ended++;
+}
+
+static co_fn void co_part(void *arg)
+{
+	struct part *p = arg;
+
+	p->rt = rt_self();
+	p->d = co_open_it(p->writes ? DISK_OPEN_RDWR : 0);
+	for (unsigned i = 0; i < PART_WORKERS; i++)
+		CHECK_EQ(co_spawn("worker", co_part_worker, p), 0);
+	while (p->ended < PART_WORKERS)
+		co_sleep_ns(1 * MS);
+	co_disk_close(p->d);
+}
+
+static void *part_main(void *arg)
+{
+	struct rt *rt = make_rt(NULL);
+
+	CHECK_EQ(rt_run(rt, co_part, arg), 0);
+	rt_destroy(rt);
+	return NULL;
+}
+
+static void disks_of_two_reactors_have_nothing_to_do_with_each_other(void)
+{
+	struct part one = { .base = 0, .writes = true }, two = { .base = SIZE / 2 };
+	pthread_t other;
+
+	fake_rbd_start(SIZE, 8);
+	memset(fake_rbd_data() + SIZE / 2, 0x5a, SIZE / 2);
+	CHECK_EQ(pthread_create(&other, NULL, part_main, &two), 0);
+	part_main(&one);
+	CHECK_EQ(pthread_join(other, NULL), 0);
+	CHECK_EQ(fake_rbd_in_flight(), 0);
+	fake_rbd_stop();
+}
+
 int main(void)
 {
 	backends_register();
@@ -809,5 +877,6 @@ int main(void)
 	RUN(a_call_that_hangs_is_counted_and_stops_no_request);
 	RUN(every_call_may_fail_once);
 	RUN(all_requests_in_flight_together_give_what_the_model_has);
+	RUN(disks_of_two_reactors_have_nothing_to_do_with_each_other);
 	return 0;
 }
