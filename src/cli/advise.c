@@ -65,8 +65,8 @@ static void print_advice(const char *name, json_t *v, uint64_t block, const stru
 	} else {
 		double share = hit_share(v);
 
-		printf("%s: %.0f %% of its reads hit, with %s (read-ahead apart); at %s %.0f %% would, at %s (all it reads) %.0f %%%s\n", name, 100 * share, has,
-		       enough, 100 * c->with_enough, all, 100 * c->best, cached >= c->enough / 10 * 9 ? "; more would change little" : "");
+		printf("%s: %.0f %% of its reads hit (read-ahead apart), it has %s now; with %s of its own %.0f %% would, with %s (all it reads) %.0f %%%s\n",
+		       name, 100 * share, has, enough, 100 * c->with_enough, all, 100 * c->best, cached >= c->enough / 10 * 9 ? "; more would change little" : "");
 		if (bytes && !strcmp(json_string_value(json_object_get(v, "primarycache")) ?: "", "all"))
 			printf("%s: primarycache=metadata instead of all would lose these %.0f %% and free %s\n", name, 100 * share, has);
 	}

@@ -3,6 +3,7 @@
 #include "cli/advise_plot.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,14 +18,22 @@
 #define TOP 48.0
 #define PLOT_W 500.0
 #define PLOT_H 310.0
+#define NAME_MOST 20u	/* characters beside the curves */
 #define VOLUMES 16u	/* more would be no picture */
 
 /* Okabe and Ito's colours, which most eyes can tell apart; then again, dashed. */
 static const char *const colours[] = { "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999" };
 
-static void print_text(FILE *f, const char *text)
+/* At most so many characters of it. */
+static void print_text(FILE *f, const char *text, unsigned most)
 {
-	for (; *text; text++) {
+	for (unsigned n = 0; *text; text++) {
+		/* What continues a character of UTF-8 is no new one. */
+		n += (*text & 0xc0) != 0x80;
+		if (n > most) {
+			fputs("&#8230;", f);
+			return;
+		}
 		if (*text == '&')
 			fputs("&amp;", f);
 		else if (*text == '<')
@@ -91,12 +100,14 @@ static void print_curve(FILE *f, const char *name, json_t *curve, unsigned n, do
 	json_array_foreach(points, i, p)
 		fprintf(f, " %.1f,%.1f", x_of(json_number_value(json_array_get(p, 0)), most),
 			y_of(fmin(fmax(json_number_value(json_array_get(p, 1)), 0), 1)));
+	/* More memory than for all that it reads changes nothing. */
+	fprintf(f, " %.1f,%.1f", LEFT + PLOT_W, y_of(fmin(fmax(json_number_value(json_array_get(json_array_get(points, i - 1), 1)), 0), 1)));
 	fprintf(f, "\"><title>");
-	print_text(f, name);
+	print_text(f, name, UINT_MAX);
 	fprintf(f, "</title></polyline>\n<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"%s/>\n",
 		LEFT + PLOT_W + 16, y, LEFT + PLOT_W + 40, y, colour, dash);
 	fprintf(f, "<text x=\"%.1f\" y=\"%.1f\">", LEFT + PLOT_W + 46, y + 4);
-	print_text(f, name);
+	print_text(f, name, NAME_MOST);
 	fprintf(f, "</text>\n");
 }
 

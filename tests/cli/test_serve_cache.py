@@ -178,6 +178,8 @@ def curves_are_drawn():
     root = xml.etree.ElementTree.parse(picture).getroot()
     lines = root.findall("{http://www.w3.org/2000/svg}polyline")
     check(root.tag.endswith("svg") and len(lines) == 1 and len(lines[0].get("points").split()) > 20, "a picture with a line for the volume")
+    right = max(float(line.get("x2")) for line in root.findall("{http://www.w3.org/2000/svg}line") if line.get("stroke") == "#ddd")
+    check(float(lines[0].get("points").split()[-1].split(",")[0]) == right, "which goes on to the right edge")
     p = subprocess.run([WEIR, "advise", "--plot", "/nonexistent/x", s.control], capture_output=True, text=True, timeout=30, check=False)
     check(p.returncode == 1 and p.stderr.count("\n") == 1, p.stderr)
     s.end()

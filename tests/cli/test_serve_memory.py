@@ -32,7 +32,7 @@ def resident(pid):
 
 
 class Serve:
-    all = []
+    all, folders = [], []
 
     def __init__(self, *args, size=64, log=False, more=()):
         self.dir = tempfile.mkdtemp(prefix="weir-memory-")
@@ -167,6 +167,54 @@ def large_requests_are_served_over_a_full_cache():
     s.end()
 
 
+class Folder:
+    """With a qcow2 image of 16 MiB, a cache device and a key."""
+
+    def __init__(self):
+        self.path = tempfile.mkdtemp(prefix="weir-memory-")
+        Serve.folders.append(self.path)
+        self.qcow2, self.device, self.file = (os.path.join(self.path, n) for n in ("b.qcow2", "device", "file"))
+        with open(self.file, "wb") as f:
+            f.write(os.urandom(16 * MIB))
+        subprocess.run([WEIR, "image", "convert", "-O", "qcow2", self.file, self.qcow2], check=True, stdout=subprocess.DEVNULL)
+        self.keys = os.path.join(self.path, "keys.psk")
+        with open(self.keys, "w") as f:
+            f.write("vm:" + 32 * "5a" + "\n")
+        os.chmod(self.keys, 0o600)
+
+
+def tls_formats_and_several_reactors_are_within_it():
+    limit, f = 84 * MIB, Folder()
+    s = Serve("--memory", str(limit), "--cache-size", "200M", "--reactors", "2", "--tls", "require", "--tls-creds", f.path, "--cache", "writeback",
+              "--name", "a.raw", "--name", "b.qcow2", size=32, more=(f.qcow2,))
+    copies = [subprocess.Popen(["nbdcopy", "--connections=4", "--requests=16", "--request-size=1048576", "--no-extents",
+                                f"nbds+unix://vm@/{name}?socket={s.nbd}&tls-psk-file={f.keys}", "null:"]) for name in ("a.raw", "b.qcow2")]
+    check([c.wait(60) for c in copies] == [0, 0], "all is read")
+    m = s.memory()
+    print(f"TLS: at most {s.most() / MIB:.1f} MiB resident, {m}")
+    check(m["parts"]["NBD connections"]["peak"] > 300 << 10 and m["committed"] <= limit, f"sessions count: {m}")
+    within("TLS", s.most(), limit)
+    s.end()
+
+
+def so_are_the_second_level_and_files_of_the_host():
+    limit, f = 84 * MIB, Folder()
+    run = subprocess.run([WEIR, "cache", "create", "--size", "64M", f.device], capture_output=True, text=True, check=False)
+    check(run.returncode == 0, run.stderr)
+    fuse = ["--fuse", f.file] if os.access("/dev/fuse", os.W_OK) and os.geteuid() == 0 else []
+    s = Serve("--memory", str(limit), "--cache-size", "200M", "--cache-device", f.device, "--cache", "writeback", *fuse, "--name", "a.raw", "--name", "b.qcow2",
+              size=32, more=(f.qcow2,))
+    for name in ("a.raw", "b.qcow2", "a.raw"):
+        subprocess.run(["nbdcopy", "--requests=16", "--request-size=262144", "--no-extents", f"nbd+unix:///{name}?socket={s.nbd}", "null:"], check=True)
+        if fuse and name == "b.qcow2":
+            subprocess.run(["dd", "if=" + f.file, "of=/dev/null", "bs=1M", "status=none"], check=True)
+    m, second = s.memory(), s.ask("stats")["result"]["cache"]["second"]
+    print(f"second level{' and FUSE' if fuse else ''}: at most {s.most() / MIB:.1f} MiB resident, {m}")
+    check(second["written_bytes"] > 8 * MIB and m["committed"] <= limit, f"it is fed: {second}")
+    within("second level", s.most(), limit)
+    s.end()
+
+
 class Client:
     """Of one export."""
 
@@ -272,12 +320,15 @@ def without_leftovers(test):
             for s in Serve.all:
                 s.p.kill()
                 shutil.rmtree(s.dir, ignore_errors=True)
+            for path in Serve.folders:
+                shutil.rmtree(path, ignore_errors=True)
     run_it.__name__ = test.__name__
     return run_it
 
 
 need("nbdcopy")
 sys.exit(run_tests([without_leftovers(t) for t in (resident_memory_stays_within_the_budget_under_load, so_it_does_with_a_log_that_is_written,
+                                                    tls_formats_and_several_reactors_are_within_it, so_are_the_second_level_and_files_of_the_host,
                                                     large_requests_are_served_over_a_full_cache,
                                                     clients_of_one_export_leave_some_of_a_small_budget_to_the_others,
                                                     what_one_export_has_free_another_one_gets,
