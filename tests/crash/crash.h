@@ -122,6 +122,8 @@ void world_arm(struct world *w, unsigned every, unsigned per_cut, uint64_t want)
 void world_disarm(struct world *w);
 /* One snapshot now, whether armed or not. */
 void world_take(struct world *w, const char *where);
+/* Those that are left. */
+void world_drop_snaps(struct world *w);
 /* Moves the histories to a world that has nothing else. */
 struct world *world_take_histories(struct world *w);
 /* A durable answer: another instant to cut at. */
@@ -165,6 +167,12 @@ void verify_snap(struct world *w, struct snap *s, unsigned then);
 /* All of them; frees them. */
 void verify_snaps(struct world *w, unsigned (*then)(uint64_t n, struct rng *r));
 
+/*
+ * Of `n` snapshots each so many-th is to be verified, the first one being a number below that: every one, or under sanitizers as many
+ * as are missing from the number that was asked for, from all over the run.
+ */
+unsigned verify_step(const struct world *w, unsigned n, unsigned *ret_first);
+
 /* Drains, and holds the images alone and the volumes against the histories: nothing is left out. */
 co_fn void co_drain_and_verify(struct world *w);
 
@@ -183,6 +191,7 @@ void crash_fail(const char *what, const char *fmt, ...);
 /* Where the program is, for reports. */
 extern uint64_t crash_at_cut, crash_at_cut2;
 extern uint64_t crash_cuts;	/* verified so far */
+extern uint64_t crash_until;	/* of them are enough, under sanitizers; 0: every cut of a seed is verified */
 
 struct variant {
 	const char *name, *promise;

@@ -20,7 +20,7 @@
 #define STUCK_SECONDS 120	/* of real time without a finished cut: a loop that never suspends */
 
 struct crash_opts crash_opts;
-uint64_t crash_at_cut, crash_at_cut2, crash_cuts;
+uint64_t crash_at_cut, crash_at_cut2, crash_cuts, crash_until;
 
 static const struct variant *now_variant;
 static uint64_t now_seed;
@@ -154,12 +154,25 @@ static void run_seed(const struct variant *v, uint64_t seed)
 	v->run(&sc);
 }
 
+/* Sanitizers make everything ten times slower, TSan thirty. Clang tells of them by another name than gcc. */
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if __has_feature(thread_sanitizer) || defined(__SANITIZE_THREAD__)
+#define CUTS_PCT 3
+#elif __has_feature(address_sanitizer) || defined(__SANITIZE_ADDRESS__)
+#define CUTS_PCT 10
+#else
+#define CUTS_PCT 100
+#endif
+
 /* Runs seeds until `seeds` are done or, if that is 0, until `cuts` are. */
 static void run_variant(const struct variant *v, uint64_t seed, uint64_t seeds, uint64_t cuts)
 {
 	uint64_t first = crash_cuts, n = 0;
 	double began = seconds(), told = began;
 
+	crash_until = CUTS_PCT < 100 && !seeds ? first + cuts : 0;
 	while (seeds ? n < seeds : crash_cuts - first < cuts) {
 		run_seed(v, seed + n++);
 		if (isatty(STDOUT_FILENO) && seconds() - told > 0.5) {
@@ -174,18 +187,6 @@ static void run_variant(const struct variant *v, uint64_t seed, uint64_t seeds, 
 	       (crash_cuts - first) / (seconds() - began + 1e-9), v->promise);
 	fflush(stdout);
 }
-
-/* Sanitizers make everything ten times slower, TSan thirty. Clang tells of them by another name than gcc. */
-#ifndef __has_feature
-#define __has_feature(x) 0
-#endif
-#if __has_feature(thread_sanitizer) || defined(__SANITIZE_THREAD__)
-#define CUTS_PCT 3
-#elif __has_feature(address_sanitizer) || defined(__SANITIZE_ADDRESS__)
-#define CUTS_PCT 10
-#else
-#define CUTS_PCT 100
-#endif
 
 static uint64_t scaled(uint64_t cuts)
 {

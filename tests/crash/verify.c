@@ -151,7 +151,9 @@ static co_fn void co_verify_again(void *arg)
 /* The cuts that were taken while a cut was being recovered from. */
 static void verify_second_cuts(struct world *w, const struct world *before, uint64_t at)
 {
-	for (unsigned i = 0; i < w->snaps.n; i++) {
+	unsigned from, step = verify_step(w, w->snaps.n, &from);
+
+	for (unsigned i = from; i < w->snaps.n; i += step) {
 		struct snap *s = &w->snaps.v[i];
 		struct snap first = { .at = at };
 		struct world *w2 = world_on(w->sc, s->p, s->time_ns);
@@ -183,14 +185,25 @@ void verify_snap(struct world *w, struct snap *s, unsigned then)
 	world_destroy(after);
 }
 
+unsigned verify_step(const struct world *w, unsigned n, unsigned *ret_first)
+{
+	uint64_t missing = crash_until > crash_cuts ? crash_until - crash_cuts : 1;
+	unsigned step = crash_until && n > missing ? (n + missing - 1) / missing : 1;
+
+	*ret_first = w->sc->seed % step;
+	return step;
+}
+
 void verify_snaps(struct world *w, unsigned (*then)(uint64_t n, struct rng *r))
 {
-	for (unsigned i = 0; i < w->snaps.n; i++) {
+	unsigned first, step = verify_step(w, w->snaps.n, &first);
+
+	for (unsigned i = first; i < w->snaps.n; i += step) {
 		struct snap *s = &w->snaps.v[i];
 		struct rng r;
 
 		rng_seed(&r, w->sc->seed * 7919 + s->n);
 		verify_snap(w, s, then(s->n, &r));
 	}
-	w->snaps.n = 0;
+	world_drop_snaps(w);
 }

@@ -66,12 +66,18 @@ struct world *world_create(const struct scenario *sc)
 	return w;
 }
 
+void world_drop_snaps(struct world *w)
+{
+	for (unsigned i = 0; i < w->snaps.n; i++)
+		powercut_destroy(w->snaps.v[i].p);
+	w->snaps.n = 0;
+}
+
 void world_destroy(struct world *w)
 {
 	if (!w)
 		return;
-	for (unsigned i = 0; i < w->snaps.n; i++)
-		powercut_destroy(w->snaps.v[i].p);
+	world_drop_snaps(w);
 	free(w->snaps.v);
 	for (unsigned i = 0; i < CRASH_VOLUMES; i++)
 		model_destroy(w->model[i]);
