@@ -67,7 +67,7 @@ co_fn int co_reload_credentials(struct serve *s, struct err *err)
 
 /* --- SIGHUP: the handler only posts to the reactor --- */
 
-static struct serve *the_serve;
+static struct serve *reloading;
 static struct rt_msg message;
 static struct rt_mark posted;
 
@@ -82,7 +82,7 @@ static co_fn void co_reload(void *arg)
 static void hangup_arrived(struct rt_msg *m)
 {
 	rt_mark_clear(&posted);
-	if (co_spawn("reload", co_reload, the_serve) < 0)
+	if (co_spawn("reload", co_reload, reloading) < 0)
 		log_error("TLS: SIGHUP: too much is going on to read the certificates again; what was read before stays in use");
 }
 
@@ -90,14 +90,14 @@ static void handle_hangup(int sig)
 {
 	if (rt_mark_set(&posted))
 		return;
-	rt_post(the_serve->rt, &message);
+	rt_post(reloading->rt, &message);
 }
 
 void watch_hangup(struct serve *s)
 {
 	struct sigaction hup = { .sa_handler = handle_hangup, .sa_flags = SA_RESTART };
 
-	the_serve = s;
+	reloading = s;
 	message.fn = hangup_arrived;
 	sigaction(SIGHUP, &hup, NULL);
 }

@@ -57,7 +57,7 @@ static struct world {
 	bool damage;
 } w;
 
-static uint64_t checked;
+static uint64_t looked_at;
 
 __attribute__((format(printf, 1, 2), noreturn))
 static void fail(const char *fmt, ...)
@@ -252,7 +252,7 @@ static co_fn void co_verify(struct powercut *p, unsigned io)
 	}
 	if (co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)) || leaks)
 		fail("not clean after snapshots were applied, cut at write %u: %s, %" PRIu64 " leaks", io, text, leaks);
-	checked++;
+	looked_at++;
 }
 
 /* --- The operations --- */
@@ -381,7 +381,7 @@ static co_fn void co_repaired(struct powercut *p, unsigned io)
 		if (co_tool(p, QCOW2_SNAP_APPLY, w.old.name[i], &err) || !co_holds(p, &w.old.snap[i], &at))
 			fail("a repair that was cut at write %u has lost snapshot %s: %s", io, w.old.name[i], err.msg);
 	}
-	checked++;
+	looked_at++;
 }
 
 static co_fn void co_repair_step(void)
@@ -422,7 +422,7 @@ static co_fn void co_made(struct powercut *p, unsigned io)
 	char text[320];
 	unsigned at;
 
-	checked++;
+	looked_at++;
 	if (!co_is_image(p)) {
 		if (io == UINT32_MAX)
 			fail("the image that was made is not there");
@@ -571,8 +571,8 @@ int main(int argc, char **argv)
 	seeds = test_scale(seeds);
 	for (uint64_t i = 0; i < seeds; i++)
 		one_seed(rt, (enum mode)mode, seed + i);
-	printf("%" PRIu64 " seeds, %" PRIu64 " images looked at\n", seeds, checked);
+	printf("%" PRIu64 " seeds, %" PRIu64 " images looked at\n", seeds, looked_at);
 	rt_bufpool_destroy(bufs);
 	rt_destroy(rt);
-	return checked ? 0 : 1;
+	return looked_at ? 0 : 1;
 }
