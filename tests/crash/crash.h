@@ -199,3 +199,8 @@ struct variant {
 	void (*adjust)(struct scenario *sc, struct rng *r);
 };
 extern const struct variant crash_variants[];
+
+static inline bool chance(struct rng *r, unsigned pct)
+{
+	return rng_below(r, 100) < pct;
+}

@@ -8,11 +8,6 @@
 #include "crash.h"
 #include "util/bytes.h"
 
-static bool chance(struct rng *r, unsigned pct)
-{
-	return rng_below(r, 100) < pct;
-}
-
 static uint64_t pick(struct rng *r, const uint64_t *v, unsigned n)
 {
 	return v[rng_below(r, n)];

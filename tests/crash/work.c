@@ -25,11 +25,6 @@ struct request {
 	uint64_t off, len;
 };
 
-static bool chance(struct rng *r, unsigned pct)
-{
-	return rng_below(r, 100) < pct;
-}
-
 static uint64_t pick_len(const struct workload *k, struct rng *r)
 {
 	uint64_t limit = chance(r, 60) ? 8192 : chance(r, 60) ? 65536 : k->max_write;

@@ -3,11 +3,13 @@
  * Runs a fuzz target on its corpus as an ordinary test: each file, its truncations, and damaged copies of it
  * (a few bits, bytes or ranges changed, by WEIR_SEED). In a fuzz build libFuzzer takes this file's place.
  *
- * usage: fuzz_TARGET FOLDER
+ * usage: fuzz fuzz_TARGET FOLDER
  */
 #include <dirent.h>
 #include <errno.h>
 
+#define PROGRAM_CHOOSES
+#include "lib/multi.h"
 #include "lib/test.h"
 #include "util/bytes.h"
 #include "util/rng.h"
@@ -15,7 +17,7 @@
 #define FILE_MAX (1 << 20)
 #define DAMAGED_COPIES 200
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+static int (*fuzz)(const uint8_t *data, size_t size);
 
 /* An exact heap copy, so that ASan sees a read beyond the end. */
 static void run(const uint8_t *data, size_t size)
@@ -24,7 +26,7 @@ static void run(const uint8_t *data, size_t size)
 
 	CHECK(copy);
 	memcpy(copy, data, size);
-	LLVMFuzzerTestOneInput(copy, size);
+	fuzz(copy, size);
 	free(copy);
 }
 
@@ -71,7 +73,7 @@ static void run_file(const char *path, uint64_t seed)
 	}
 }
 
-int main(int argc, char **argv)
+int replay(int argc, char **argv, int (*target)(const uint8_t *data, size_t size))
 {
 	uint64_t seed = test_seed();
 	struct dirent *e;
@@ -80,7 +82,8 @@ int main(int argc, char **argv)
 	DIR *d;
 
 	if (argc != 2)
-		test_fail("usage: fuzz_TARGET FOLDER");
+		test_fail("usage: fuzz fuzz_TARGET FOLDER");
+	fuzz = target;
 	d = opendir(argv[1]);
 	if (!d)
 		test_fail("%s: %s", argv[1], strerror(errno));
