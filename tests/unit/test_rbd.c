@@ -277,6 +277,7 @@ static co_fn void co_full(void *arg)
 	co_disk_close(d);
 }
 
+/* Also one whose quota is used up (EDQUOT). A real cluster finds that out from its manager's figures, and the one of the tests has no manager. */
 static void a_full_pool_fails_writes_and_nothing_else(void)
 {
 	on_fake(co_full);
