@@ -320,6 +320,8 @@ int tls_creds_check_fresh(const struct tls_creds *old, const struct tls_creds *f
 		gone = "ca-cert.pem";
 	else if (old && old->has_crl && !fresh->has_crl)
 		gone = "ca-crl.pem";
+	else if (old && old->psk && !fresh->psk)
+		gone = "keys.psk";
 	return gone ? err_set(err, -ENOENT, "%s/%s: was there when it was read before, and is not any more; put it back, or start anew to do without it", what, gone) : 0;
 }
 

@@ -38,8 +38,8 @@ struct tls_client_config {
 
 int tls_creds_load_client(const struct tls_client_config *config, struct tls_creds **ret, struct err *err);
 /*
- * `fresh` was read again in place of `old` (NULL: nothing was in use): -ENOENT if the CA, the list of revoked certificates or the own certificate is gone, as in
- * the middle of a renewal that removes and then writes. `what` names their directory.
+ * `fresh` was read again in place of `old` (NULL: nothing was in use): -ENOENT if the CA, the list of revoked certificates, the own certificate or the keys
+ * are gone, as in the middle of a renewal that removes and then writes. `what` names their directory.
  */
 int tls_creds_check_fresh(const struct tls_creds *old, const struct tls_creds *fresh, const char *what, struct err *err);
 /* Sessions that use them go on, and new ones may not be made. On the reactor; NULL is fine. */

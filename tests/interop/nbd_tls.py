@@ -533,6 +533,14 @@ def bad_files_change_nothing_and_are_named():
                 os.unlink(path["keys.psk"])
             pki.revoke("revoked", "spoilt")
         check(order(control, "tls-reload")["ok"], "in the end all is well")
+        # Keys that were added are in use as well, and stay so when they are gone.
+        keys = pki.psk("renewed", alice=KEY)
+        shutil.copy(keys + "/keys.psk", path["keys.psk"])
+        check(order(control, "tls-reload")["ok"], "keys that come later")
+        os.unlink(path["keys.psk"])
+        answer = order(control, "tls-reload")
+        check(not answer["ok"] and "keys.psk: was there" in answer["error"], "keys that are gone: %s" % answer)
+        run("nbdinfo", s.tls_uri(psk=keys, user="alice"))
     with Server("mem:1M", "--control", control) as s:
         check("--tls-creds" in order(control, "tls-reload")["error"], "without TLS")
 
