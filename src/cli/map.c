@@ -2,6 +2,7 @@
 /* weir map, weir unmap: disks as block devices of this host. */
 #include <errno.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,9 @@
 #include "daemon/graph.h"
 #include "util/bytes.h"
 #include "util/err.h"
+#include "util/log.h"
 #include "util/mountinfo.h"
+#include "util/nbd_device.h"
 #include "util/size.h"
 
 /* --- What is mapped --- */
@@ -44,7 +47,7 @@ static void print_table(const struct mapping *list, int n)
 
 		server_text(m, server);
 		printf("%-*s  %-*s  %9s  %-6s  %-11s  %s\n", device, *m->device ? m->device : "-", volume, m->volume,
-		       m->size ? size_format(m->size, size) : "-", m->read_only ? "ro" : "rw", server, m->file);
+		       m->size ? size_format(m->size, size) : "-", m->read_only ? "ro" : "rw", server, m->nbd ? "-" : m->file);
 	}
 }
 
@@ -55,8 +58,8 @@ static int print_json(const struct mapping *list, int n)
 	for (int i = 0; i < n; i++) {
 		const struct mapping *m = &list[i];
 
-		json_array_append_new(array, json_pack("{s:s?, s:s, s:s, s:I, s:b, s:b, s:b, s:o}", "device", *m->device ? m->device : NULL,
-						       "volume", m->volume, "file", m->file, "size", (json_int_t)m->size, "read_only", m->read_only,
+		json_array_append_new(array, json_pack("{s:s?, s:s, s:s, s:s?, s:I, s:b, s:b, s:b, s:o}", "device", *m->device ? m->device : NULL,
+						       "via", m->nbd ? "nbd" : "fuse", "volume", m->volume, "file", m->nbd ? NULL : m->file, "size", (json_int_t)m->size, "read_only", m->read_only,
 						       "dead", m->dead, "own", m->own, "pid", m->pid ? json_integer(m->pid) : json_null()));
 	}
 	json_dumpf(array, stdout, JSON_INDENT(2));
@@ -83,12 +86,23 @@ static int show(bool json)
 
 /* --- Map --- */
 
+enum via { VIA_AUTO, VIA_NBD, VIA_FUSE };
+
+static const char *const via_names[] = { "auto", "nbd", "fuse", NULL };
+
 struct map_args {
 	const char *dir, *name, *volume;
 	struct cli_list logs;
 	bool read_only, file_only, list, json;
-	uint64_t block_size;
+	uint64_t block_size, wait_ns;
+	int via;
+	bool automatic;
 };
+
+static uint32_t wait_seconds(const struct map_args *a)
+{
+	return (uint32_t)((a->wait_ns + 999999999) / 1000000000);
+}
 
 static int check_name(const char *name, struct err *err)
 {
@@ -97,8 +111,37 @@ static int check_name(const char *name, struct err *err)
 	return 0;
 }
 
-/* A server that was killed under a loop device: its dead file must not be covered by a new one, or nobody would find the device. */
-static int check_free(const char *file, struct err *err)
+/* A server that ends with all written takes its pid file away. */
+static bool was_killed(const struct mapping *m)
+{
+	char path[MAP_PATH_MAX];
+	struct stat st;
+
+	mapping_path(path, sizeof(path), m->file, ".pid");
+	return !lstat(path, &st);
+}
+
+/* It answers no more, and is still writing what it has. */
+static bool is_ending(const struct mapping *m)
+{
+	char path[MAP_PATH_MAX];
+	int pid = 0;
+	FILE *f;
+
+	mapping_path(path, sizeof(path), m->file, ".pid");
+	f = fopen(path, "re");
+	if (f && fscanf(f, "%d", &pid) != 1)
+		pid = 0;
+	if (f)
+		fclose(f);
+	return pid > 0 && !kill(pid, 0);
+}
+
+/*
+ * A server that was killed under a device: its dead file must not be covered by a new one, or nobody would find the device. An NBD device whose server has ended
+ * can go on with the next: *ret_again, if there is one.
+ */
+static int check_free(const char *file, struct mapping *ret_again, struct err *err)
 {
 	struct mapping *list;
 	int n = mapping_list(&list, err), ret = min(n, 0);
@@ -106,9 +149,15 @@ static int check_free(const char *file, struct err *err)
 	for (int i = 0; i < n && !ret; i++) {
 		const char *what = *list[i].device ? list[i].device : file;
 
-		if (strcmp(list[i].file, file))
+		if (strcmp(list[i].file, file) || (list[i].nbd && !list[i].own))
 			continue;
-		if (!list[i].dead)
+		if (list[i].nbd && list[i].dead && !was_killed(&list[i]) && ret_again)
+			*ret_again = list[i];
+		else if (list[i].nbd && list[i].dead && !was_killed(&list[i]))
+			ret = err_set(err, -EBUSY, "%s: belongs to %s, whose server has ended; --via nbd gives it another, and weir unmap %s takes it away", file, what, what);
+		else if (list[i].nbd && list[i].dead && is_ending(&list[i]))
+			ret = err_set(err, -EBUSY, "%s: belongs to %s, whose server is about to end; try again in a second", file, what);
+		else if (!list[i].dead)
 			ret = err_set(err, -EBUSY, "%s: is mapped already%s%s; give another --name", file, *list[i].device ? ", as " : "", list[i].device);
 		else if (*list[i].device)
 			ret = err_set(err, -EBUSY, "%s: its server was killed, and %s still sits on it; weir unmap %s first", file, what, what);
@@ -143,7 +192,7 @@ static int finish(const struct map_args *a, const char *file, bool own, bool rea
 }
 
 /* The path of a file NAME that is not there yet, in the folder for files, which is made if need be. */
-static int take_path(const struct map_args *a, const char *name, char file[PATH_MAX], struct err *err)
+static int take_path(const struct map_args *a, const char *name, char file[PATH_MAX], struct mapping *ret_again, struct err *err)
 {
 	int ret = check_name(name, err);
 	char *dir;
@@ -155,13 +204,51 @@ static int take_path(const struct map_args *a, const char *name, char file[PATH_
 		return err_errno(err, -errno, "%s", a->dir);
 	snprintf(file, PATH_MAX, "%s/%s", dir, name);
 	free(dir);
-	return check_free(file, err);
+	return check_free(file, ret_again, err);
+}
+
+static void print_nbd(const struct map_args *a, const char *device)
+{
+	if (a->automatic)
+		log_info("%s: by the kernel's NBD client (--via fuse does without)", device);
+	puts(device);
+}
+
+/* Over NBD: the server is there. */
+static int finish_nbd(const struct map_args *a, const char *file, const char *name, const struct mapping *again, struct err *err)
+{
+	struct map_nbd n = { .file = file, .volume = name, .block_size = (uint32_t)a->block_size, .wait_s = wait_seconds(a), .own = true,
+			     .read_only = a->read_only };
+	struct mapping m = { .nbd = true, .own = true };
+	char socket[MAP_PATH_MAX], control[MAP_PATH_MAX];
+	struct err ignored = ERR_INIT;
+	int ret;
+
+	mapping_path(socket, sizeof(socket), file, ".nbd");
+	n.socket = socket;
+	if (*again->device) {
+		ret = map_nbd_attach_again(&n, again, err);
+		snprintf(m.device, sizeof(m.device), "%s", again->device);
+	} else {
+		ret = map_nbd_attach(&n, m.device, err);
+	}
+	if (!ret) {
+		print_nbd(a, m.device);
+		return 0;
+	}
+	snprintf(m.file, sizeof(m.file), "%s", file);
+	mapping_path(control, sizeof(control), file, ".sock");
+	m.pid = mapping_server_pid(control);
+	map_server_stop(&m, &ignored);
+	return ret;
 }
 
 static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 {
 	const char *args[2 * CLI_LIST_MAX + 2];
+	struct mapping again = { .device = "" };
 	char name[256], file[PATH_MAX];
+	bool nbd = a->via == VIA_NBD;
 	int n = 0, ret = 0;
 
 	if (a->name)
@@ -169,7 +256,7 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 	else
 		ret = graph_default_name(disk, name, sizeof(name), err);
 	if (!ret)
-		ret = take_path(a, name, file, err);
+		ret = take_path(a, name, file, nbd ? &again : NULL, err);
 	if (ret < 0)
 		return ret;
 	for (int i = 0; i < a->logs.n; i++) {
@@ -179,8 +266,10 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 	if (a->read_only)
 		args[n++] = "--read-only";
 	args[n] = NULL;
-	ret = map_server_start(disk, file, name, args, err);
-	return ret < 0 ? ret : finish(a, file, true, a->read_only, err);
+	ret = map_server_start(disk, file, nbd, name, args, err);
+	if (ret < 0)
+		return ret;
+	return nbd ? finish_nbd(a, file, name, &again, err) : finish(a, file, true, a->read_only, err);
 }
 
 /* The volume that is meant of a server that shows no file of it. NULL with a message. */
@@ -204,7 +293,7 @@ static int map_added(const struct map_args *a, const char *path, json_t *status,
 
 	if (!volume)
 		return err->code ? err->code : err_set(err, -EINVAL, "%s: a volume has no name", path);
-	ret = take_path(a, name, file, err);
+	ret = take_path(a, name, file, NULL, err);
 	if (ret < 0)
 		return ret;
 	answer = ask_server(path, json_pack("{s:s, s:s, s:s}", "command", "fuse-add", "volume", volume, "path", file), err);
@@ -218,15 +307,60 @@ static int map_added(const struct map_args *a, const char *path, json_t *status,
 	return finish(a, file, true, a->read_only, err);
 }
 
+/* A running server's socket that the kernel can speak to. False if there is none. */
+static bool nbd_socket(const json_t *status, char path[PATH_MAX])
+{
+	const json_t *nbd = json_object_get(status, "nbd"), *e;
+	const char *tls = json_string_value(json_object_get(nbd, "tls")), *addr;
+	size_t i;
+
+	json_array_foreach(json_object_get(nbd, "addresses"), i, e) {
+		addr = json_string_value(e);
+		if (addr && !strncmp(addr, "unix:/", 6) && tls && strcmp(tls, "require")) {
+			snprintf(path, PATH_MAX, "%s", addr + 5);
+			return true;
+		}
+	}
+	return false;
+}
+
+static int map_served_nbd(const struct map_args *a, const char *control, const char *socket, json_t *status, struct err *err)
+{
+	const char *volume = choose_volume(a, control, status, err);
+	char *real = volume ? realpath(control, NULL) : NULL, device[32];
+	struct map_nbd n = { .file = real, .socket = socket, .volume = volume, .block_size = (uint32_t)a->block_size, .wait_s = wait_seconds(a),
+			     .read_only = a->read_only };
+	int ret = 0;
+
+	if (!volume)
+		ret = err->code ? err->code : err_set(err, -EINVAL, "%s: a volume has no name", control);
+	else if (!real)
+		ret = err_errno(err, -errno, "%s", control);
+	if (!ret)
+		ret = map_nbd_attach(&n, device, err);
+	free(real);
+	if (!ret)
+		print_nbd(a, device);
+	return ret;
+}
+
 /* The file that a running server shows of a volume. */
 static int map_served(const struct map_args *a, const char *path, struct err *err)
 {
 	json_t *status = ask_server(path, json_pack("{s:s}", "command", "status"), err), *e;
 	struct mountinfo *info = malloc(sizeof(*info));
 	const char *file = NULL, *v;
+	char socket[PATH_MAX] = "";
 	size_t i, n = 0;
 	int ret;
 
+	if (status && a->via == VIA_NBD && (nbd_socket(status, socket) || !a->automatic)) {
+		ret = *socket ? map_served_nbd(a, path, socket, status, err) :
+		      err_set(err, -ENOTSUP, "%s: that server listens on no Unix socket for NBD without TLS (--nbd unix:/PATH); --via fuse needs none", path);
+		free(info);
+		json_decref(status);
+		return ret;
+	}
 	json_array_foreach(json_object_get(status, "fuse"), i, e) {
 		v = json_string_value(json_object_get(e, "volume"));
 		if (!json_is_true(json_object_get(e, "mounted")) || !v || (a->volume && strcmp(v, a->volume)))
@@ -247,6 +381,21 @@ static int map_served(const struct map_args *a, const char *path, struct err *er
 	return ret;
 }
 
+/* The first way that there is. ublk would come before, but no kernel that has it was there to be tried. */
+static int choose_way(struct map_args *a, struct err *err)
+{
+	bool possible = a->via != VIA_FUSE && !a->file_only && nbd_device_possible();
+
+	if (a->via == VIA_NBD && a->file_only)
+		return err_set(err, -EINVAL, "--file prints a file, and --via nbd makes none");
+	if (a->via == VIA_NBD && !possible)
+		return err_set(err, -ENOTSUP, "--via nbd: this kernel has no NBD client; modprobe nbd loads it, and --via fuse does without");
+	a->automatic = a->via == VIA_AUTO;
+	if (a->automatic)
+		a->via = possible ? VIA_NBD : VIA_FUSE;
+	return 0;
+}
+
 static bool is_socket(const char *path)
 {
 	struct stat st;
@@ -256,11 +405,13 @@ static bool is_socket(const char *path)
 
 int cli_map(int argc, char **argv)
 {
-	struct map_args a = { .dir = MAP_DIR, .block_size = 512 };
+	struct map_args a = { .dir = MAP_DIR, .block_size = 512, .wait_ns = 60000000000ull };
 	struct err err = ERR_INIT;
 	const struct cli_opt opts[] = {
 		CLI_FLAG("list", 'l', &a.list),
 		CLI_FLAG("json", 'j', &a.json),
+		CLI_ENUM("via", 0, via_names, &a.via),
+		CLI_DURATION("wait", 0, "DURATION", &a.wait_ns, 0, 86400000000000ull),
 		CLI_STR("fuse-dir", 0, "DIR", &a.dir),
 		CLI_STR("name", 0, "NAME", &a.name),
 		CLI_LIST("log", 0, "DEVICE", &a.logs),
@@ -291,6 +442,8 @@ int cli_map(int argc, char **argv)
 		err_set(&err, -EPERM, "only root makes block devices");
 		return cli_fail("map", &err);
 	}
+	if (choose_way(&a, &err) < 0)
+		return cli_fail("map", &err);
 	for (int i = 0; i < n; i++)
 		if ((is_socket(disk[i]) ? map_served(&a, disk[i], &err) : map_disk(&a, disk[i], &err)) < 0)
 			return cli_fail("map", &err);
@@ -300,11 +453,16 @@ int cli_map(int argc, char **argv)
 /* --- Unmap --- */
 
 /* The device goes first. The file of a server that runs for others as well stays. */
-static int unmap(const struct mapping *m, struct err *err)
+static int detach(const struct mapping *m, bool force, struct err *err)
 {
-	int ret = *m->device ? loop_detach(m->device, m->dead, err) : 0;
+	return m->nbd ? map_nbd_detach(m, force, err) : *m->device ? loop_detach(m->device, m->dead || force, err) : 0;
+}
 
-	if (!ret && (m->own || m->dead))
+static int unmap(const struct mapping *m, bool force, struct err *err)
+{
+	int ret = detach(m, force, err);
+
+	if (!ret && (m->own || (m->dead && !m->nbd)))
 		ret = map_server_stop(m, err);
 	return ret;
 }
@@ -312,10 +470,16 @@ static int unmap(const struct mapping *m, struct err *err)
 static bool is_meant(const struct mapping *m, const char *what)
 {
 	char *real = realpath(what, NULL);
-	bool same = !strcmp(what, m->file) || !strcmp(what, m->device) || (real && (!strcmp(real, m->file) || !strcmp(real, m->device)));
+	bool same = (!strcmp(what, m->file) && !m->nbd) || !strcmp(what, m->device) || (real && ((!strcmp(real, m->file) && !m->nbd) || !strcmp(real, m->device)));
 
 	free(real);
 	return same;
+}
+
+/* Another device on the same file keeps it. */
+static bool is_shared(const struct mapping *list, int n, int i)
+{
+	return i + 1 < n && !list[i].nbd && !list[i + 1].nbd && !strcmp(list[i].file, list[i + 1].file) && *list[i].device;
 }
 
 /* One that the file system of its file has left: the kernel names no path for it any more. */
@@ -328,7 +492,7 @@ static int unmap_orphan(const char *what, struct err *err)
 	return err_set(err, -ENOENT, "%s: is no device or file of weir; weir map --list shows those", what);
 }
 
-static int unmap_one(const struct mapping *list, int n, const char *what, struct err *err)
+static int unmap_one(const struct mapping *list, int n, const char *what, bool force, struct err *err)
 {
 	int ret = 0, found = 0;
 
@@ -336,11 +500,7 @@ static int unmap_one(const struct mapping *list, int n, const char *what, struct
 		if (!is_meant(&list[i], what))
 			continue;
 		found++;
-		/* Another device on the same file keeps it. */
-		if (i + 1 < n && !strcmp(list[i].file, list[i + 1].file) && *list[i].device)
-			ret = loop_detach(list[i].device, list[i].dead, err);
-		else
-			ret = unmap(&list[i], err);
+		ret = is_shared(list, n, i) ? detach(&list[i], force, err) : unmap(&list[i], force, err);
 	}
 	return ret < 0 || found ? ret : unmap_orphan(what, err);
 }
@@ -348,8 +508,8 @@ static int unmap_one(const struct mapping *list, int n, const char *what, struct
 int cli_unmap(int argc, char **argv)
 {
 	struct err err = ERR_INIT, one;
-	bool all = false;
-	const struct cli_opt opts[] = { CLI_FLAG("all", 'a', &all), CLI_END };
+	bool all = false, force = false;
+	const struct cli_opt opts[] = { CLI_FLAG("all", 'a', &all), CLI_FLAG("force", 'f', &force), CLI_END };
 	char **what = cli_parse("unmap", opts, "[DEVICE...]", argc, argv);
 	struct mapping *list;
 	int n, failed = 0;
@@ -360,15 +520,13 @@ int cli_unmap(int argc, char **argv)
 	if (n < 0)
 		return cli_fail("unmap", &err);
 	for (int i = 0; all && i < n; i++) {
-		bool shared = i + 1 < n && !strcmp(list[i].file, list[i + 1].file);
-
 		one = (struct err)ERR_INIT;
-		if ((shared && *list[i].device ? loop_detach(list[i].device, list[i].dead, &one) : unmap(&list[i], &one)) < 0)
+		if ((is_shared(list, n, i) ? detach(&list[i], force, &one) : unmap(&list[i], force, &one)) < 0)
 			failed |= cli_fail("unmap", &one);
 	}
 	for (int i = 0; what[i]; i++) {
 		one = (struct err)ERR_INIT;
-		if (unmap_one(list, n, what[i], &one) < 0)
+		if (unmap_one(list, n, what[i], force, &one) < 0)
 			failed |= cli_fail("unmap", &one);
 	}
 	free(list);

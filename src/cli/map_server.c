@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The servers of `weir map`: started behind it, stopped by unmounting their file. */
+/* The servers of `weir map`: started behind it, stopped by unmounting their file, or by their control socket. */
 #include "cli/mapping.h"
 
 #include <errno.h>
@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/ask.h"
 #include "util/bytes.h"
 #include "util/err.h"
 
@@ -117,18 +118,25 @@ static void put_file(char *dst, size_t size, const char *file)
 	dst[n] = '\0';
 }
 
-int map_server_start(const char *disk, const char *file, const char *name, const char *const *args, struct err *err)
+int map_server_start(const char *disk, const char *file, bool nbd, const char *name, const char *const *args, struct err *err)
 {
-	char fuse[PATH_MAX], sock[MAP_PATH_MAX], log[MAP_PATH_MAX];
-	const char *argv[ARGS_MAX] = { "weir", "serve", "--fuse", fuse, "--control", sock, "--name", name, "--exit-unmounted" };
-	int n = 9, fd = notify_socket(err), ret;
+	char export[PATH_MAX + 64], path[MAP_PATH_MAX], sock[MAP_PATH_MAX], log[MAP_PATH_MAX], pid_file[MAP_PATH_MAX];
+	const char *argv[ARGS_MAX] = { "weir", "serve", nbd ? "--nbd" : "--fuse", export, "--control", sock, "--name", name, "--pid-file", pid_file };
+	int n = 10, fd = notify_socket(err), ret;
 	pid_t pid;
 
 	if (fd < 0)
 		return fd;
-	put_file(fuse, sizeof(fuse), file);
+	mapping_path(path, sizeof(path), file, nbd ? ".nbd" : "");
+	snprintf(export, sizeof(export), "%s", nbd ? "unix:" : "");
+	put_file(export + strlen(export), PATH_MAX, path);
+	if (nbd)
+		strcat(export, ",mode=0600");
+	else
+		argv[n++] = "--exit-unmounted";
 	mapping_path(sock, sizeof(sock), file, ".sock");
 	mapping_path(log, sizeof(log), file, ".log");
+	mapping_path(pid_file, sizeof(pid_file), file, ".pid");
 	while (*args && n < ARGS_MAX - 3)
 		argv[n++] = *args++;
 	argv[n++] = "--";
@@ -155,15 +163,35 @@ static int wait_end(int pidfd, const struct mapping *m, struct err *err)
 	return err_set(err, -ETIMEDOUT, "%s: its server (pid %d) has not ended after %d s; see %s.log", m->file, (int)m->pid, END_MS / 1000, m->file);
 }
 
+static int tell_end(const struct mapping *m, struct err *err)
+{
+	char path[MAP_PATH_MAX];
+	json_t *answer;
+
+	if (m->dead)
+		return 0;
+	mapping_path(path, sizeof(path), m->file, ".sock");
+	answer = ask_server(path, json_pack("{s:s}", "command", "shutdown"), err);
+	json_decref(answer);
+	return answer ? 0 : err->code;
+}
+
+static int unmount(const struct mapping *m, struct err *err)
+{
+	if (!umount2(m->file, m->dead ? MNT_DETACH | UMOUNT_NOFOLLOW : UMOUNT_NOFOLLOW))
+		return 0;
+	if (errno == EBUSY)
+		return err_set(err, -EBUSY, "%s: is in use; close it first (fuser -m %s tells by whom)", m->file, m->file);
+	return err_errno(err, -errno, "%s: cannot be unmounted", m->file);
+}
+
 int map_server_stop(const struct mapping *m, struct err *err)
 {
-	int pidfd = m->pid > 0 ? (int)syscall(SYS_pidfd_open, m->pid, 0) : -1, ret = 0;
+	static const char *const left[] = { ".sock", ".nbd", ".pid", ".log" };
+	int pidfd = m->pid > 0 ? (int)syscall(SYS_pidfd_open, m->pid, 0) : -1, ret = m->nbd ? tell_end(m, err) : unmount(m, err);
 	char path[MAP_PATH_MAX];
 	struct stat st;
 
-	if (umount2(m->file, m->dead ? MNT_DETACH | UMOUNT_NOFOLLOW : UMOUNT_NOFOLLOW) < 0)
-		ret = errno == EBUSY ? err_set(err, -EBUSY, "%s: is in use; close it first (fuser -m %s tells by whom)", m->file, m->file) :
-				       err_errno(err, -errno, "%s: cannot be unmounted", m->file);
 	if (!ret && pidfd >= 0)
 		ret = wait_end(pidfd, m, err);
 	if (pidfd >= 0)
@@ -171,11 +199,11 @@ int map_server_stop(const struct mapping *m, struct err *err)
 	if (ret < 0 || !m->own)
 		return ret;
 	/* A server that was killed has left these. */
-	mapping_path(path, sizeof(path), m->file, ".sock");
-	unlink(path);
-	mapping_path(path, sizeof(path), m->file, ".log");
-	unlink(path);
-	if (!lstat(m->file, &st) && S_ISREG(st.st_mode) && !st.st_size)
+	for (size_t i = 0; i < ARRAY_SIZE(left); i++) {
+		mapping_path(path, sizeof(path), m->file, left[i]);
+		unlink(path);
+	}
+	if (!m->nbd && !lstat(m->file, &st) && S_ISREG(st.st_mode) && !st.st_size)
 		unlink(m->file);
 	return 0;
 }

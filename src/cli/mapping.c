@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Disks that are mapped on this host: mounts of weir's files and the loop devices on them. */
+/* Disks that are mapped on this host: mounts of weir's files and the loop devices on them; NBD devices are map_nbd.c's. */
 #include "cli/mapping.h"
 
 #include <dirent.h>
@@ -19,6 +19,7 @@
 
 #include "util/err.h"
 #include "util/mountinfo.h"
+#include "util/nbd_device.h"
 
 #define FSTYPE "fuse.weir"
 #define MAPPINGS_MAX 4096
@@ -116,15 +117,13 @@ int loop_detach(const char *device, bool dead, struct err *err)
 
 /* --- What is there --- */
 
-static pid_t server_pid(const char *file)
+pid_t mapping_server_pid(const char *path)
 {
 	struct sockaddr_un sun = { .sun_family = AF_UNIX };
 	struct ucred cred = { 0 };
 	socklen_t len = sizeof(cred);
-	char path[MAP_PATH_MAX];
 	int fd;
 
-	mapping_path(path, sizeof(path), file, ".sock");
 	if (strlen(path) >= sizeof(sun.sun_path))
 		return 0;
 	strcpy(sun.sun_path, path);
@@ -149,7 +148,8 @@ static void fill(struct mapping *m, const struct mountinfo *info)
 	m->size = m->dead ? 0 : (uint64_t)st.st_size;
 	mapping_path(path, sizeof(path), m->file, ".log");
 	m->own = !lstat(path, &st);
-	m->pid = m->own ? server_pid(m->file) : 0;
+	mapping_path(path, sizeof(path), m->file, ".sock");
+	m->pid = m->own ? mapping_server_pid(path) : 0;
 }
 
 /* Adds a copy of *m; the list grows by doubling. */
@@ -191,6 +191,26 @@ static int add_devices(struct mapping **list, int n, struct mapping *m)
 	return n == before ? add(list, n, m) : n;
 }
 
+struct gathered {
+	struct mapping **list, *m;
+	int n;
+};
+
+static void add_nbd(void *arg, unsigned index, const char *backend)
+{
+	struct gathered *g = arg;
+	char name[32], size[32];
+
+	memset(g->m, 0, sizeof(*g->m));
+	if (g->n < 0 || !map_nbd_parse(g->m, index, backend))
+		return;
+	snprintf(name, sizeof(name), "nbd%u", index);
+	if (read_sys(name, "size", size, sizeof(size)))
+		g->m->size = strtoull(size, NULL, 10) * 512;
+	g->m->read_only = read_sys(name, "ro", size, sizeof(size)) && *size == '1';
+	g->n = add(g->list, g->n, g->m);
+}
+
 int mapping_list(struct mapping **ret, struct err *err)
 {
 	FILE *f = fopen("/proc/self/mountinfo", "re");
@@ -207,6 +227,12 @@ int mapping_list(struct mapping **ret, struct err *err)
 		n = add_devices(ret, n, m);
 		if (n < 0)
 			err_errno(err, n, "mappings");
+	}
+	if (n >= 0) {
+		struct gathered g = { ret, m, n };
+
+		nbd_device_for_each(add_nbd, &g);
+		n = g.n < 0 ? err_errno(err, g.n, "mappings") : g.n;
 	}
 	if (f)
 		fclose(f);

@@ -62,6 +62,7 @@ int cli_serve(int argc, char **argv)
 		CLI_FLAG("no-sandbox", 0, &c.no_sandbox),
 		CLI_LIST("allow-path", 0, "PATH", &paths),
 		CLI_STR("control", 0, "PATH", &c.control),
+		CLI_STR("pid-file", 0, "FILE", &c.pid_file),
 		CLI_FLAG("drain", 0, &c.drain),
 		CLI_FLAG("exit-unmounted", 0, &c.exit_unmounted),
 		CLI_U64("poll-us", 0, "MICROSECONDS", &poll_us, 0, 1000000),

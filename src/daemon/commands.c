@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/fuse.h"
+#include "daemon/devices.h"
 #include "daemon/gather.h"
 #include "daemon/internal.h"
 #include "export/fuse/server.h"
@@ -359,6 +360,8 @@ static co_fn int co_resize(struct answer *a, json_t *args)
 	a->s->sizing++;
 	ret = co_volume_resize(v, bytes, &err);
 	bytes = v->disk->size;
+	if (!ret)
+		co_devices_resize(a->s, v);
 	a->s->sizing--;
 	co_queue_wake_all(&a->s->stop_q);
 	if (ret < 0)

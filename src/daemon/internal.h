@@ -44,6 +44,7 @@ struct serve {
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
 	unsigned sizing;	/* who may change the size of a volume: none is closed meanwhile */
 	bool opened, stop, drain, draining, cut_short, closed;
+	bool served;
 	bool ending;		/* no drain goes on, or not any more */
 	int error;
 	uint64_t drain_done, drain_total, drain_told_ns;

@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
@@ -23,6 +24,7 @@
 #include "blk/spec.h"
 #include "daemon/control.h"
 #include "daemon/credentials.h"
+#include "daemon/devices.h"
 #include "daemon/fuse.h"
 #include "daemon/notify.h"
 #include "daemon/internal.h"
@@ -255,6 +257,7 @@ static co_fn void co_take_size(struct serve *s, unsigned i)
 		log_error("volume '%s': its image has grown to %s, but the volume cannot: %s", v->name, size_format(size, text), err.msg);
 	else
 		log_info("volume '%s': its image has grown, and so has the volume, to %s", v->name, size_format(size, text));
+	co_devices_resize(s, v);
 }
 
 static co_fn void co_watch_sizes(void *arg)
@@ -327,6 +330,12 @@ static co_fn void co_close_all(void *arg)
 	co_queue_wake_all(&s->stop_q);
 }
 
+static void remove_pid_file(const char *path)
+{
+	if (unlink(path) < 0 && errno != ENOENT)
+		log_warn("--pid-file: %s: cannot be removed: %s", path, strerror(errno));
+}
+
 /* Leaves at once; sockets are gone already. */
 static void exit_hung(struct serve *s, const char *what, bool safe)
 {
@@ -334,6 +343,8 @@ static void exit_hung(struct serve *s, const char *what, bool safe)
 		log_warn("%s hangs; exiting without it: all that was written is safe in the log", what);
 	else
 		log_error("%s hangs; exiting without it: what was not flushed may be lost", what);
+	if (safe && s->config->pid_file)
+		remove_pid_file(s->config->pid_file);
 	_exit(safe ? 0 : 1);
 }
 
@@ -453,6 +464,17 @@ static co_fn void co_stop(struct serve *s)
 
 /* --- All of it --- */
 
+/* So that whoever finds it later knows: that process was killed, or could not write all it had. */
+static int write_pid_file(const char *path, struct err *err)
+{
+	FILE *f = fopen(path, "we");
+	int ret = f && fprintf(f, "%d\n", (int)getpid()) > 0 ? 0 : -errno;
+
+	if (f && fclose(f) && !ret)
+		ret = -errno;
+	return ret < 0 ? err_errno(err, ret, "--pid-file: %s", path) : 0;
+}
+
 /* What a reactor serves by itself; on it. */
 static co_fn int co_open_part(void *arg)
 {
@@ -534,6 +556,8 @@ static co_fn void co_serve_main(void *arg)
 		ret = control_start(s, s->config->control, &s->control, err);
 	if (!ret)
 		ret = memory_start(s, err);
+	if (!ret && s->config->pid_file)
+		ret = write_pid_file(s->config->pid_file, err);
 	if (!ret)
 		ret = co_serve_confine(s, err);
 	/* Its place was taken with the rights of before; commands are carried out with those that are left. */
@@ -542,6 +566,7 @@ static co_fn void co_serve_main(void *arg)
 	if (!ret) {
 		if (s->tls)
 			watch_hangup(s);
+		s->served = true;
 		co_announce(s);
 		co_everywhere(s, start_pressure);
 		while (!s->stop)
@@ -585,6 +610,8 @@ static int run(struct serve *s, struct err *err)
 	memory_fini(s);
 	serve_reactor_destroy(s);
 	budget_destroy(s->memory.b);
+	if (s->config->pid_file && (!ret || !s->served))
+		remove_pid_file(s->config->pid_file);
 	return ret;
 }
 

@@ -32,6 +32,7 @@ struct serve_config {
 	const char *const *allow_paths; /* what may be opened later */
 	unsigned nallow_paths;
 	const char *control;	/* path of the control socket, or NULL */
+	const char *pid_file;	/* there from the start to an end with all written, or NULL */
 	const char *aio, *cache; /* defaults for files, or NULL */
 	uint64_t memory;	/* of the process: see memory.h */
 	bool drain;		/* empty the log before the end */

@@ -171,6 +171,8 @@ static void collect(struct serve *s, struct needs *n)
 		need_log(n, c->graph.logs[i]);
 	if (c->control)
 		add_folder_of(n, n->c.remove, &n->nremove, c->control);
+	if (c->pid_file)
+		add_folder_of(n, n->c.remove, &n->nremove, c->pid_file);
 	collect_sockets(s, n);
 	for (unsigned i = 0; i < s->npeers; i++)
 		collect_sockets(&s->peers[i], n);

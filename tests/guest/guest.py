@@ -91,17 +91,34 @@ def parts(**scripts):
     return "".join(f"(\n{script}\n)\necho {name}=$?\n" for name, script in scripts.items())
 
 
-def fio_libraries():
-    return [line.split()[2] for line in run("ldd", program("fio")).stdout.splitlines() if "=> /" in line]
+def libraries(path):
+    return [line.split()[2] for line in run("ldd", path).stdout.splitlines() if "=> /" in line]
 
 
-def fio_at(root, mount):
-    """A shell's function fio() that runs the one under `root`, where `mount` puts it: its libraries are more than a guest's initrd should have
-    to unpack. To read the clock is slow in both kinds of guests."""
-    folders = ":".join(root + f for f in sorted({os.path.dirname(x) for x in fio_libraries()}))
+def fio_at(root):
+    """A shell's function fio() that runs the one under `root`: its libraries are more than a guest's initrd should have to unpack. To read the clock is slow in both
+    kinds of guests."""
+    folders = ":".join(root + f for f in sorted({os.path.dirname(x) for x in libraries(program("fio"))}))
     fio = root + os.path.realpath(program("fio"))
-    return (f"mkdir {root}\n{mount} {root} || exit 90\n"
-            f"fio() {{\n\tLD_LIBRARY_PATH={folders} {fio} --thread --eta=never --gtod_reduce=1 --clocksource=cpu \"$@\"\n}}\n")
+    return f"fio() {{\n\tLD_LIBRARY_PATH={folders} {fio} --thread --eta=never --gtod_reduce=1 --clocksource=cpu \"$@\"\n}}\n"
+
+
+def weir_at(root):
+    """The same for weir, which runs often: from the host's file system each run would take three times as long."""
+    path = os.path.abspath(sys.argv[1])
+    files = " ".join(root + x for x in [path, *libraries(path)])
+    return f"mkdir /weir && cp -L {files} /weir/ || exit 90\nweir() {{\n\tLD_LIBRARY_PATH=/weir /weir/weir \"$@\"\n}}\n"
+
+
+def programs(kind, script):
+    """What makes fio() and, in user-mode-linux, weir(), if the script uses them."""
+    if kind == "uml":
+        root, mount = "/host", "mount -r -t hostfs -o / none"
+        text = (fio_at(root) if "fio " in script else "") + (weir_at(root) if "weir " in script else "")
+    else:
+        root, mount = "/tools", "mount -r -t ext4 /dev/$(grep -lx tools /sys/block/vd*/serial | cut -d/ -f4)"
+        text = fio_at(root) if "fio " in script else ""
+    return text and f"mkdir {root}\n{mount} {root} || exit 90\n" + text
 
 
 class Guest:
@@ -110,10 +127,7 @@ class Guest:
     def __init__(self, kind, cache, sockets, script, at=None, memory="512M", queues=1, cpus=1, reconnect=0, timeout=300):
         self.lines, self.at, self.status = [], at or {}, None
         fio = "fio " in script
-        if fio and kind == "uml":
-            script = fio_at("/host", "mount -r -t hostfs -o / none") + script
-        elif fio:
-            script = fio_at("/tools", "mount -r -t ext4 /dev/$(grep -lx tools /sys/block/vd*/serial | cut -d/ -f4)") + script
+        script = programs(kind, script) + script
         r = subprocess.run([os.path.join(HERE, "build"), cache, kind], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False)
         if r.returncode == 77:
             skip(r.stdout.strip().splitlines()[-1].removeprefix("skipped: "))

@@ -123,6 +123,78 @@ exit 0
 """
 
 
+# weir runs in the guest, whose kernel has an NBD client. What that says of a server that is gone is right, and not shown.
+MAPPED = r"""
+modprobe nbd || exit 28
+mkdir /in && mount -t tmpfs in /in && cd /in || exit 29
+dmesg -n 1
+map() {
+	weir map --fuse-dir /in/d --log log "$@" img 2>messages || { cat messages; return 1; }
+}
+stat() {
+	probe ask d/img.sock '{"command":"stats"}' | sed "s/.*\"volumes\":\[{.*\"flush\":{\"ops\":\([0-9]*\).*\"discard\":{\"ops\":\([0-9]*\).*/\1 \2/"
+}
+truncate -s 32M img || exit 1
+weir log create --size 32M log 2>/dev/null || exit 2
+dev=$(map --wait 1h) || exit 3
+grep -q "by the kernel's NBD client" messages || exit 4
+q=/sys/block/${dev#/dev/}
+echo device=$dev $(cat $q/size $q/queue/write_cache $q/queue/fua $q/queue/logical_block_size $q/ro) discard $(($(cat $q/queue/discard_max_bytes) > 0))
+probe fsyncs $dev 20 && /usr/bin/blkdiscard $dev || exit 5
+echo counted=$(stat)
+mkfs.ext4 -q -F $dev && mount -t ext4 $dev /mnt || exit 6
+seq 1 2000 >data
+cp data /mnt/one && sync || exit 7
+weir unmap $dev 2>messages && exit 8
+grep -q "is in use" messages || exit 9
+
+# The server ends by itself, as for an update; what is written meanwhile waits for the next. It has a second for that, which a busy machine may not give it.
+while :; do
+	read old <d/img.pid
+	probe ask d/img.sock '{"command":"shutdown","drain":true}' | grep -q '"ok":true' || exit 25
+	while kill -0 $old 2>/dev/null; do sleep 0.1; done
+	[ -e d/img.pid ] || break
+	weir unmap --force $dev
+	umount /mnt
+	dev=$(map --wait 1h) && mount -t ext4 $dev /mnt || exit 26
+done
+(cp data /mnt/two && sync; echo $? >waited) &
+again=$(map --wait 1h) || exit 10
+read pid <d/img.pid
+[ "$again" = "$dev" ] && [ "$pid" != "$old" ] || exit 11
+wait
+read status <waited
+[ "$status" = 0 ] && cmp data /mnt/two || exit 12
+
+# It grows under the file system.
+probe ask d/img.sock '{"command":"resize","volume":"img","size":"64M"}' | grep -q '"ok":true' || exit 13
+read size <$q/size
+echo grown=$size
+
+# It is killed: the device does not go on with another, which would not have what was acknowledged and not flushed.
+kill -9 $pid
+until map | grep -q "its server was killed, and $dev still sits on it; weir unmap $dev first"; do sleep 0.05; done
+weir unmap $dev 2>&1 | grep -q -e "--force takes it away" || exit 14
+weir unmap --force $dev 2>/dev/null || exit 15
+umount /mnt
+[ ! -e $q/backend ] && [ -z "$(ls d)" ] || exit 16
+
+# What was synced is there. To a server that is there already another device is connected.
+dev=$(map) || exit 17
+mount -t ext4 $dev /mnt && cmp data /mnt/one && cmp data /mnt/two || exit 18
+umount /mnt
+e2fsck -fn $dev >/dev/null 2>&1 || exit 19
+other=$(weir map --read-only --block-size 4096 d/img.sock 2>/dev/null) || exit 20
+o=/sys/block/${other#/dev/}
+echo used=$(cat $o/backend $o/queue/logical_block_size $o/ro)
+weir unmap $other && [ -e $q/backend ] && [ -e d/img.sock ] || exit 21
+weir map --list >list
+grep -q "^$dev  *img  *64 MiB  rw  *pid " list || exit 22
+weir unmap --all || exit 23
+[ ! -e $q/backend ] && [ -z "$(ls d)" ] || exit 24
+exit 0
+"""
+
 def log_of(weir, folder):
     log = os.path.join(folder, "log")
     subprocess.run([weir, "log", "create", "--size", "128M", log], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -158,6 +230,16 @@ def two_disks_with_one_write_log(g, logged):
     check(all(logged.device(i)["errors"] == 0 and logged.device(i)["requests"] > 0 for i in range(2)), "both are used")
 
 
+def the_kernels_nbd_client_maps_a_disk(g):
+    """weir in the guest: a device that flushes and discards, goes on with the next server, grows, and goes away when its server was killed."""
+    g.part_ok("mapped")
+    check(g.value("device") == "/dev/nbd0 65536 write back 1 512 0 discard 1", g.value("device"))
+    flushes, discards = map(int, g.value("counted").split())
+    check(flushes == 20 and discards > 0, f"{flushes} flushes, {discards} discards")
+    check(g.value("grown") == "131072", g.value("grown"))
+    check(g.value("used") == "weir:use:img@/in/d/img.sock 4096 1", g.value("used"))
+
+
 class Folders:
     """Servers with a folder of their own each."""
 
@@ -184,7 +266,7 @@ def guests_with_file_systems_logs_and_a_kill(weir, cache, folder):
     w = servers.serve("disk", [128, 16, 16, 64])
     disks, seen = servers.disks, {}
     g = Guest("uml", cache, w.sockets + logged.sockets + killed.sockets,
-              DISKS + parts(file_system=FILE_SYSTEM, fsyncs=FSYNCS, discards=DISCARDS, resize=RESIZE, recovered=RECOVERED) + "exit 0\n",
+              DISKS + parts(file_system=FILE_SYSTEM, fsyncs=FSYNCS, discards=DISCARDS, resize=RESIZE, recovered=RECOVERED, mapped=MAPPED) + "exit 0\n",
               at={"on": lambda: seen.update(on=w.device(1)), "off": lambda: seen.update(off=w.device(1)),
                   "full": lambda: seen.update(full=os.stat(disks[2]).st_blocks), "grow": lambda: w.control(command="resize", volume="disk3", size="128M")})
     g.ok()
@@ -194,6 +276,7 @@ def guests_with_file_systems_logs_and_a_kill(weir, cache, folder):
     fsyncs_are_counted_on_the_server(g, w, seen["on"], seen["off"])
     discards_and_zeroes_reach_the_image(g, disks[2], seen["full"])
     g.part_ok("resize")
+    the_kernels_nbd_client_maps_a_disk(g)
     for server in (w, logged, killed):
         server.stop()
 
