@@ -94,7 +94,8 @@ co_fn void co_wl_pace(struct wlog_volume *v)
 {
 	uint64_t now = rt_now_ns(), end = now;
 
-	if (!wl_is_far(v))
+	/* Epochs that go one by one are slow enough. */
+	if (!wl_is_far(v) || v->config.destage == WLOG_DESTAGE_ORDERED)
 		return;
 	v->burst_ns = wl_is_dirty(v) ? v->burst_ns + (now - v->round_began_ns) : 0;
 	if (v->burst_ns < BURST_NS)
