@@ -29,7 +29,16 @@ static co_fn void co_wait_background(struct qcow2 *q)
 		co_queue_wait(&q->background, "qcow2: what runs in the background");
 }
 
-/* Nothing is left to be written afterwards. */
+/* What was freed is free when the requests that were in flight then have ended. New ones are not waited for. */
+static co_fn void co_wait_requests(struct qcow2 *q)
+{
+	uint64_t seq = q->seq;
+
+	while (q->nfreed && !list_empty(&q->reqs) && list_first(&q->reqs, struct q2_req, node)->seq <= seq)
+		co_queue_wait(&q->freed_room, "qcow2: requests that may look at clusters that were freed");
+}
+
+/* Nothing is left to be written afterwards, unless somebody writes meanwhile. Not within a request. */
 static co_fn int co_settle(struct qcow2 *q)
 {
 	int ret = 0;
@@ -39,9 +48,9 @@ static co_fn int co_settle(struct qcow2 *q)
 	co_wait_background(q);
 	if (!q->disk.failed)
 		ret = co_q2_flush(&q->disk);
+	co_wait_requests(q);
 	if (!ret && !q->disk.failed)
 		ret = co_q2_release(q);
-	/* What was freed became free just now, or after the requests that are still in flight. */
 	return ret;
 }
 
