@@ -17,20 +17,21 @@
 
 static struct powercut *p;
 static struct powercut_dev *dev;
+static uint64_t cow_debt;	/* 0: the default */
 
-/* --- A disk in between, whose requests that touch `hold_off` wait while `held` --- */
+/* --- A disk in between, whose requests that touch `off` wait while `held`; or the first `any` writes, wherever they go --- */
 
 static struct hold {
 	struct disk disk;
 	bool held;
 	uint64_t off;
-	unsigned waiting;
+	unsigned any, waiting;
 	struct co_queue q;
 } *hold;
 
-static co_fn void co_pass(uint64_t off, uint64_t len)
+static co_fn void co_pass(uint64_t off, uint64_t len, bool write)
 {
-	if (!hold->held || hold->off < off || hold->off >= off + len)
+	if (!hold->held || (hold->any ? !write || hold->waiting >= hold->any : hold->off < off || hold->off >= off + len))
 		return;
 	hold->waiting++;
 	while (hold->held)
@@ -40,13 +41,13 @@ static co_fn void co_pass(uint64_t off, uint64_t len)
 
 static co_fn int hold_co_read(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
 {
-	co_pass(off, len);
+	co_pass(off, len, false);
 	return co_disk_readv(d->file, off, iov, niov, flags);
 }
 
 static co_fn int hold_co_write(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
 {
-	co_pass(off, len);
+	co_pass(off, len, true);
 	return co_disk_writev(d->file, off, iov, niov, flags);
 }
 
@@ -68,7 +69,7 @@ static struct qcow2_create image(uint64_t size, uint64_t cluster_size, bool ext)
 /* A new image; *backing is taken over. */
 static co_fn struct disk *co_make(struct qcow2_create c, struct disk *backing)
 {
-	struct qcow2_opts o = { .backing = backing };
+	struct qcow2_opts o = { .backing = backing, .fill_debt = cow_debt };
 	struct powercut_dev_config config = { .align = 512 };
 	struct err err = ERR_INIT;
 	struct disk *file, *d;
@@ -265,6 +266,151 @@ static co_fn void co_writes_into_one_cluster_pay_for_its_copy_once(void)
 	co_end(d);
 }
 
+/* --- Copies when much is owed --- */
+
+#define SUB 16384ull
+
+/* Over a backing file of 9s, and with so many open copies (9 of at most 16) that a new one is made at once. */
+static co_fn struct disk *co_make_pressed(uint64_t cluster_size, bool ext)
+{
+	static char buf[65536];
+	struct disk *base, *d;
+	struct err err = ERR_INIT;
+
+	CHECK_EQ(co_disk_open("mem:16M", DISK_OPEN_RDWR, &base, &err), 0);
+	memset(buf, 9, sizeof(buf));
+	for (uint64_t off = 0; off < 16 * MIB; off += sizeof(buf))
+		CHECK_EQ(co_disk_write(base, off, buf, sizeof(buf), 0), 0);
+	cow_debt = 16 * cluster_size;
+	d = co_make(image(16 * MIB, cluster_size, ext), base);
+	cow_debt = 0;
+	memset(buf, 1, sizeof(buf));
+	for (uint64_t i = 8; i < 17; i++)
+		CHECK_EQ(co_disk_write(d, i * cluster_size, buf, 4096, 0), 0);
+	return d;
+}
+
+static co_fn void co_check_bytes(struct disk *d, uint64_t off, uint64_t len, uint8_t value)
+{
+	static uint8_t buf[65536];
+
+	for (uint64_t n; len; off += n, len -= n) {
+		n = min(len, (uint64_t)sizeof(buf));
+		CHECK_EQ(co_disk_read(d, off, buf, n, 0), 0);
+		for (uint64_t i = 0; i < n; i++)
+			CHECK_EQ(buf[i], value);
+	}
+}
+
+static co_fn void co_a_copy_when_much_is_owed_is_one_write(void)
+{
+	static const struct { uint64_t cluster; bool ext; uint64_t part; } kinds[] = { { 65536, false, 65536 }, { 32 * SUB, true, SUB } };
+	static char buf[4096];
+
+	memset(buf, 2, sizeof(buf));
+	for (unsigned i = 0; i < ARRAY_SIZE(kinds); i++) {
+		struct disk *d = co_make_pressed(kinds[i].cluster, kinds[i].ext);
+		uint64_t n = ops(DISK_OP_WRITE), bytes = written();
+
+		CHECK_EQ(co_disk_write(d, 8192, buf, sizeof(buf), 0), 0);
+		CHECK_EQ(ops(DISK_OP_WRITE) - n, 1);
+		CHECK_EQ(written() - bytes, kinds[i].part);
+		co_check_bytes(d, 0, 8192, 9);
+		co_check_bytes(d, 8192, 4096, 2);
+		co_check_bytes(d, 12288, kinds[i].cluster - 12288, 9);
+		/* And another in the same place costs no copy. */
+		bytes = written();
+		CHECK_EQ(co_disk_write(d, 4096, buf, sizeof(buf), 0), 0);
+		CHECK_EQ(written() - bytes, 4096);
+		/* One that begins a subcluster may be the first of many. */
+		bytes = written();
+		CHECK_EQ(co_disk_write(d, 3 * kinds[i].cluster, buf, sizeof(buf), 0), 0);
+		CHECK_EQ(written() - bytes, 4096);
+		co_end(d);
+	}
+}
+
+static struct beside {
+	struct disk *d;
+	uint64_t off;
+	bool done;
+	char buf[4096];
+} beside[2];
+
+static co_fn void co_beside(void *arg)
+{
+	struct beside *b = arg;
+
+	CHECK_EQ(co_disk_write(b->d, b->off, b->buf, sizeof(b->buf), 0), 0);
+	b->done = true;
+}
+
+static void start_beside(struct beside *b, struct disk *d, uint64_t off, char value)
+{
+	*b = (struct beside){ .d = d, .off = off };
+	memset(b->buf, value, sizeof(b->buf));
+	CHECK_EQ(co_spawn("beside", co_beside, b), 0);
+}
+
+static co_fn void co_finish_beside(unsigned n)
+{
+	let_go();
+	hold->any = 0;
+	for (unsigned i = 0; i < n; i++)
+		while (!beside[i].done)
+			co_sleep_ns(1000);
+}
+
+/* The copy is held up when it has read the old content: who writes beside the guest's data meanwhile is not written over. */
+static co_fn void co_a_copy_takes_nothing_from_a_write_beside_it(void)
+{
+	struct disk *d = co_make_pressed(65536, false);
+
+	hold->any = 1;
+	hold->held = true;
+	start_beside(&beside[0], d, 8192, 2);
+	while (!hold->waiting)
+		co_sleep_ns(1000);
+	start_beside(&beside[1], d, 16384, 3);
+	co_sleep_ns(1000000);
+	co_finish_beside(2);
+	co_check_bytes(d, 0, 8192, 9);
+	co_check_bytes(d, 8192, 4096, 2);
+	co_check_bytes(d, 12288, 4096, 9);
+	co_check_bytes(d, 16384, 4096, 3);
+	co_end(d);
+}
+
+/* A write in place is in flight when its cluster gets a copy of another subcluster: that does not make a copy of what is there already. */
+static co_fn void co_what_a_cluster_has_is_not_copied_over_itself(void)
+{
+	struct disk *d = co_make_pressed(32 * SUB, true);
+	static char buf[SUB];
+
+	memset(buf, 4, sizeof(buf));
+	CHECK_EQ(co_disk_write(d, 0, buf, sizeof(buf), 0), 0);
+	CHECK_EQ(co_disk_flush(d), 0);
+	for (uint64_t i = 8; i < 17; i++)
+		CHECK_EQ(co_disk_write(d, (32 * i + 1) * SUB, buf, 4096, 0), 0);
+	hold->any = 1;
+	hold->held = true;
+	start_beside(&beside[0], d, 4096, 5);
+	while (!hold->waiting)
+		co_sleep_ns(1000);
+	/* The copy, of another subcluster: it is put off, since it begins there. */
+	CHECK_EQ(co_disk_write(d, 4 * SUB, buf, 4096, 0), 0);
+	hold->any = 2;
+	start_beside(&beside[1], d, 8192, 6);
+	while (hold->waiting < 2)
+		co_sleep_ns(1000);
+	co_finish_beside(2);
+	co_check_bytes(d, 0, 4096, 4);
+	co_check_bytes(d, 4096, 4096, 5);
+	co_check_bytes(d, 8192, 4096, 6);
+	co_check_bytes(d, 12288, 4096, 4);
+	co_end(d);
+}
+
 /* --- No cluster has two users --- */
 
 static struct late {
@@ -281,6 +427,19 @@ static co_fn void co_late(void *arg)
 	late.done = true;
 }
 
+/* Offset 4096 of the cluster of 64 KiB with these bytes: it lies behind the tables; all of the image is searched for it. */
+static void hold_where(uint8_t value)
+{
+	for (uint64_t at = 0; at < media_size(powercut_dev_view(dev)); at += 65536) {
+		uint8_t c;
+
+		media_read(powercut_dev_view(dev), at, &c, 1);
+		if (c == value)
+			hold->off = at + 4096;
+	}
+	CHECK(hold->off);
+}
+
 /* A request to a cluster is held up, the cluster is discarded, and others write all over the image meanwhile. */
 static co_fn struct disk *co_discard_under_a_request(bool write)
 {
@@ -292,15 +451,7 @@ static co_fn struct disk *co_discard_under_a_request(bool write)
 	CHECK_EQ(co_disk_flush(d), 0);
 	late = (struct late){ .d = d, .write = write, .off = 4096 };
 	memset(late.buf, 0x22, sizeof(late.buf));
-	/* The first cluster of data lies behind the tables; all of the image is searched for it. */
-	for (uint64_t at = 0; at < media_size(powercut_dev_view(dev)); at += 65536) {
-		uint8_t c;
-
-		media_read(powercut_dev_view(dev), at, &c, 1);
-		if (c == 0x11)
-			hold->off = at + 4096;
-	}
-	CHECK(hold->off);
+	hold_where(0x11);
 	hold->held = true;
 	CHECK_EQ(co_spawn("late", co_late, NULL), 0);
 	while (!hold->waiting)
@@ -388,6 +539,50 @@ static co_fn void co_nothing_leaks_however_much_is_freed_at_once(void)
 	co_end(d);
 }
 
+static bool stamped;
+
+static co_fn void co_stamp(void *arg)
+{
+	uint64_t stamp, now;
+
+	co_disk_stamp(arg, &stamp, &now);	/* this disk has none: what comes before is asked for */
+	stamped = true;
+}
+
+static uint64_t changes(void)
+{
+	return ops(DISK_OP_WRITE) + ops(DISK_OP_ZERO) + ops(DISK_OP_DISCARD);
+}
+
+/* Else a log over the image would take what closing writes for somebody else's. */
+static co_fn void co_nothing_is_written_behind_a_stamp(void)
+{
+	struct disk *d = co_make(image(16 * MIB, 65536, false), NULL);
+	static char buf[65536];
+	uint64_t n;
+
+	memset(buf, 0x11, sizeof(buf));
+	CHECK_EQ(co_disk_write(d, 0, buf, sizeof(buf), 0), 0);
+	CHECK_EQ(co_disk_flush(d), 0);
+	hold_where(0x11);
+	late = (struct late){ .d = d, .off = 4096 };
+	hold->held = true;
+	CHECK_EQ(co_spawn("late", co_late, NULL), 0);
+	while (!hold->waiting)
+		co_sleep_ns(1000);
+	CHECK_EQ(co_disk_discard(d, 0, 65536, 0), 0);
+	CHECK_EQ(co_spawn("stamp", co_stamp, d), 0);
+	co_sleep_ns(1000000000);
+	CHECK(!stamped);
+	let_go();
+	while (!late.done || !stamped)
+		co_sleep_ns(1000);
+	n = changes();
+	co_disk_close(d);
+	CHECK_EQ(changes() - n, 0);
+	powercut_destroy(p);
+}
+
 static co_fn void co_main(void *arg)
 {
 	RUN(co_every_kind_keeps_the_disk_contract);
@@ -396,9 +591,13 @@ static co_fn void co_main(void *arg)
 	RUN(co_fua_costs_no_flush_where_nothing_else_must_be_stable);
 	RUN(co_sequential_writes_are_adjacent);
 	RUN(co_writes_into_one_cluster_pay_for_its_copy_once);
+	RUN(co_a_copy_when_much_is_owed_is_one_write);
+	RUN(co_a_copy_takes_nothing_from_a_write_beside_it);
+	RUN(co_what_a_cluster_has_is_not_copied_over_itself);
 	RUN(co_a_late_read_never_sees_another_guests_cluster);
 	RUN(co_a_late_write_never_hits_another_guests_cluster);
 	RUN(co_nothing_leaks_however_much_is_freed_at_once);
+	RUN(co_nothing_is_written_behind_a_stamp);
 }
 
 int main(void)

@@ -15,13 +15,19 @@
  * So a 4 KiB write costs 4 KiB, whatever the size of a cluster, and many of them into one cluster pay for its copy once; and a cut shows the
  * old cluster or the complete new one. What can be owed is bounded (fill_debt), because a flush has to wait for it.
  *
+ * From half of that on a copy that is put off makes another one due: then it is cheaper to copy at once. The first write to a subcluster, or to a cluster
+ * without them, is merged: the old content is read, and written together with the guest's data, which is two requests where padding later makes four. A write that
+ * begins at its start is not: more may follow, and spare the copy.
+ *
  * With extended L2 entries only subclusters that were touched are padded (and those copied that a shared cluster had).
  *
  * Invariants
  *  (1) a bit is set when the write of its unit has returned;
  *  (2) nobody writes into a fill that is being padded: writers wait, and padding waits for the writers that came before;
  *  (3) the L2 entry of a cluster with a fill does not change but by its fill (internal.h, (5));
- *  (4) units of a fill beyond the size of the disk are padded with zeroes.
+ *  (4) units of a fill beyond the size of the disk are padded with zeroes;
+ *  (5) a subcluster is merged only by the first write to it, and all others wait until that has ended. Nobody wrote to its place before: it was not in the
+ *      old cluster, or the cluster is new.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -30,13 +36,15 @@
 
 #include "format/qcow2/internal.h"
 #include "rt/buf.h"
+#include "util/iov.h"
 
 #define PAD_CHUNK (1u << 20)
 #define PAD_RESERVE 65536u
+#define MERGE_MAX (128u << 10)	/* more is put off whatever is owed: its bytes cost, and not its requests */
 #define FILLERS 8
 #define IDLE_NS 500000000ull
 #define MAX_FILLS 16384u
-#define MIN_FILLS 16u
+#define MIN_FILLS 4u
 
 /* Zeroes that cost nothing until they are used: calloc() writes them under a sanitizer, and where the heap had the memory before. */
 void *q2_untouched(size_t len)
@@ -170,6 +178,8 @@ static struct q2_fill *fill_new(struct qcow2 *q, uint64_t cluster, uint64_t host
 	f->own = own;
 	f->zeroed = zeroed;
 	f->present = f->writers = 0;
+	f->started = f->merging = 0;
+	f->sparse = false;
 	f->padding = false;
 	f->next = *link;
 	*link = f - q->fill + 1;
@@ -275,6 +285,19 @@ static co_fn int co_pad_range(struct qcow2 *q, struct q2_fill *f, uint8_t *buf, 
 	return ret;
 }
 
+/* All that was written to is complete, and nothing else has to be. */
+static bool owes_nothing(const struct qcow2 *q, const struct q2_fill *f)
+{
+	uint32_t units = q->g.sub_size >> q->unit_bits, first = 0;
+
+	if (!f->sparse)
+		return false;
+	for (uint32_t sub = 0; sub < q->g.subs; sub++, first += units)
+		if ((f->started >> sub & 1) && (!unit_is_there(f, first) || run_end(f, first, first + units) != first + units))
+			return false;
+	return true;
+}
+
 /* Reads and writes all that the new cluster lacks. */
 static co_fn int co_pad(struct qcow2 *q, struct q2_fill *f, struct qcow2_l2e e)
 {
@@ -283,7 +306,7 @@ static co_fn int co_pad(struct qcow2 *q, struct q2_fill *f, struct qcow2_l2e e)
 	bool reserve;
 	int ret = 0;
 
-	if (f->present == q->units)
+	if (f->present == q->units || owes_nothing(q, f))
 		return 0;
 	buf = rt_bufs() ? rt_buf_tryget(rt_bufs(), size) : NULL;
 	reserve = !buf;
@@ -388,12 +411,18 @@ static struct q2_fill *oldest_open(struct qcow2 *q)
 
 /* --- In the background --- */
 
+/* Between half and this new copies are merged, and nothing that waits is hurried. */
+static uint32_t fillers_from(const struct qcow2 *q)
+{
+	return q->fill_cap / 4 * 3;
+}
+
 static co_fn void co_filler(void *arg)
 {
 	struct qcow2 *q = arg;
 	struct q2_fill *f;
 
-	while ((q->nfills > q->fill_cap / 2 || q->fills_made == q->fills_seen) && !q->disk.failed && (f = oldest_open(q)))
+	while ((q->nfills > fillers_from(q) || q->fills_made == q->fills_seen) && !q->disk.failed && (f = oldest_open(q)))
 		if (co_fill_complete(q, f))
 			break;
 	q->fillers--;
@@ -402,7 +431,7 @@ static co_fn void co_filler(void *arg)
 
 static void start_fillers(struct qcow2 *q)
 {
-	unsigned want = q->nfills > q->fill_cap / 2 ? FILLERS : q->nfills && q->fills_made == q->fills_seen ? 1 : 0;
+	unsigned want = q->nfills > fillers_from(q) ? FILLERS : q->nfills && q->fills_made == q->fills_seen ? 1 : 0;
 
 	while (q->fillers < want && !co_spawn("qcow2 copy-on-write", co_filler, q))
 		q->fillers++;
@@ -470,14 +499,105 @@ static co_fn int co_fill_open(struct qcow2 *q, uint64_t off, struct q2_fill **re
 		q2_refill_ahead(q);
 	}
 	*ret = fill_new(q, cluster, host, own, !q->has_data_file && (!own || q2_is_fresh(q, host)));
+	(*ret)->sparse = q->g.ext && !(e.entry & QCOW2_COMPRESSED) && (own || !(uint32_t)e.bitmap);
 	start_fillers(q);
 	return 0;
 }
+
+/* --- Merging --- */
+
+static bool is_pressed(const struct qcow2 *q)
+{
+	return q->nfills > q->fill_cap / 2;
+}
+
+/* The subclusters that [pos, pos + len) of a cluster touches. */
+static uint64_t stretches(const struct qcow2 *q, uint32_t pos, uint64_t len)
+{
+	return (2ull << ((pos + len - 1) >> q->g.sub_bits)) - (1ull << (pos >> q->g.sub_bits));
+}
+
+static bool may_start_merge(struct qcow2 *q, const struct q2_fill *f, uint32_t pos, uint64_t len)
+{
+	return is_pressed(q) && !q->has_data_file && q->g.sub_size <= MERGE_MAX && !is_aligned(pos, q->g.sub_size) &&
+	       pos >> q->g.sub_bits == (pos + len - 1) >> q->g.sub_bits && !(f->started & stretches(q, pos, len));
+}
+
+/* Invariant (5). -EAGAIN: the fill has changed, look again. */
+static co_fn int co_may_merge(struct qcow2 *q, const struct q2_fill *f, uint64_t off, uint64_t len, bool *ret)
+{
+	uint32_t pos = off & (q->g.cluster_size - 1), n;
+	uint8_t *at;
+	int r;
+
+	*ret = may_start_merge(q, f, pos, len);
+	if (!*ret || !f->own)
+		return 0;
+	r = co_q2_l2(q, off, &at, &n);
+	if (r)
+		return r;
+	if (q2_fill_find(q, off >> q->g.cluster_bits) != f || f->padding || !may_start_merge(q, f, pos, len))
+		return -EAGAIN;
+	*ret = at && old_kind(q, qcow2_l2_get(&q->g, at, 0), pos >> q->g.sub_bits) != QCOW2_NORMAL;
+	return 0;
+}
+
+/* Writes the whole subcluster, in `buf`. */
+static co_fn int co_merge(struct qcow2 *q, struct q2_fill *f, uint8_t *buf, uint32_t pos, uint64_t len, const struct iovec *iov, int niov, uint64_t skip,
+			  unsigned flags)
+{
+	uint32_t size = q->g.sub_size, start = align_down(pos, size), head = pos - start, tail = head + (uint32_t)len;
+	struct iovec whole = { buf, size };
+	int ret = co_q2_read_old(q, (f->cluster << q->g.cluster_bits) + start, buf, tail == size ? head : size);
+
+	if (ret)
+		return ret;
+	/* As padding does not write zeroes over zeroes. */
+	if (f->zeroed && bytes_are_zero(buf, head) && bytes_are_zero(buf + tail, size - tail))
+		return co_q2_write_data(q, f->host + pos, iov, niov, skip, len, flags);
+	iov_copy_out(iov, niov, skip, buf + head, len);
+	q->count.pad_bytes += size - len;
+	return co_q2_write_data(q, f->host + start, &whole, 1, 0, size, flags);
+}
+
+static co_fn int co_write_into(struct qcow2 *q, struct q2_fill *f, bool merge, uint32_t pos, uint64_t len, const struct iovec *iov, int niov, uint64_t skip,
+			       unsigned flags)
+{
+	uint64_t mask = stretches(q, pos, len);
+	uint8_t *buf = merge && rt_bufs() ? rt_buf_tryget(rt_bufs(), q->g.sub_size) : NULL;
+	int ret;
+
+	f->started |= mask;
+	f->writers++;
+	if (buf) {
+		f->merging |= mask;
+		ret = co_merge(q, f, buf, pos, len, iov, niov, skip, flags);
+		f->merging &= ~mask;
+		rt_buf_put(rt_bufs(), buf);
+		if (!ret) {
+			pos = align_down(pos, q->g.sub_size);
+			len = q->g.sub_size;
+		}
+	} else {
+		ret = co_q2_write_data(q, f->host + pos, iov, niov, skip, len, flags);
+	}
+	f->writers--;
+	if (!ret)
+		set_bits(q, f, pos, len);
+	else
+		f->zeroed = false;
+	if (buf)
+		co_queue_wake_all(&f->q);
+	return ret;
+}
+
+/* --- Into a fill --- */
 
 co_fn int co_q2_fill_write(struct qcow2 *q, uint64_t off, uint64_t len, const struct iovec *iov, int niov, uint64_t skip, unsigned flags)
 {
 	uint32_t pos = off & (q->g.cluster_size - 1);
 	struct q2_fill *f = q2_fill_find(q, off >> q->g.cluster_bits);
+	bool merge;
 	int ret;
 
 	if (!f) {
@@ -485,22 +605,19 @@ co_fn int co_q2_fill_write(struct qcow2 *q, uint64_t off, uint64_t len, const st
 		if (ret)
 			return ret;
 	}
-	if (f->padding) {
+	if (f->padding || (f->merging & stretches(q, pos, len))) {
 		co_queue_wait(&f->q, "qcow2: the padding of a cluster");
 		return -EAGAIN;
 	}
-	f->writers++;
-	ret = co_q2_write_data(q, f->host + pos, iov, niov, skip, len, flags);
-	f->writers--;
-	if (!ret)
-		set_bits(q, f, pos, len);
-	else
-		f->zeroed = false;
+	ret = co_may_merge(q, f, off, len, &merge);
+	if (ret)
+		return ret;
+	ret = co_write_into(q, f, merge, pos, len, iov, niov, skip, flags);
 	if (f->padding) {
 		co_queue_wake_all(&f->q);
 		return ret;
 	}
-	if (!f->writers && (f->present == q->units || !f->present)) {
+	if (!f->writers && (f->present == q->units || !f->present || (is_pressed(q) && owes_nothing(q, f)))) {
 		int r = co_fill_complete(q, f);
 
 		ret = ret ? ret : r;

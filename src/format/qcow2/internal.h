@@ -93,6 +93,9 @@ struct q2_fill {
 	uint64_t *bits;		/* units that are there */
 	uint32_t next;		/* in its hash chain, + 1 */
 	uint32_t present, writers;
+	uint64_t started;	/* a bit for each subcluster (without them: one) that was written to */
+	uint64_t merging;	/* of these: which are written whole, together with their old content */
+	bool sparse;		/* nothing but what is written has to be there */
 	bool own;		/* host is the cluster of the present entry: only subclusters are added */
 	bool zeroed;		/* what is not there reads as zeroes at host */
 	bool padding;
