@@ -20,6 +20,7 @@
 #define RC_BLOCKS 256
 #define FILL_DEBT (256ull << 20)
 #define RUN_AHEAD (64ull << 20)
+#define RUN_AHEAD_CLUSTERS 128ull /* or so many, if they are large: a deep queue takes one with each of its first writes */
 
 /* --- Close --- */
 
@@ -348,7 +349,7 @@ static int make_caches(struct qcow2 *q, const struct qcow2_opts *o, struct err *
 
 static co_fn int co_open(struct qcow2 *q, const struct qcow2_opts *o, unsigned flags, struct err *err)
 {
-	uint64_t ahead = o->run_ahead ? o->run_ahead : RUN_AHEAD;
+	uint64_t ahead = o->run_ahead ? o->run_ahead : max(RUN_AHEAD, RUN_AHEAD_CLUSTERS << q->g.cluster_bits);
 	int ret = check_bits(q, flags, err);
 
 	if (!ret)
