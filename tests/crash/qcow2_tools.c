@@ -8,6 +8,8 @@
  *	qcow2_tools make [SEEDS]        an image is created over an older one, and filled with compressed clusters; a cut at any write leaves the older one whole, no
  *	                                image, an empty one, or the new one
  *	qcow2_tools error [SEEDS]       the n-th I/O of a snapshot operation fails: the old state or the new one, no damage
+ *	qcow2_tools bitmaps [SEEDS]     a disk with persistent bitmaps gets another size, as "weir image resize" does it; a cut at any write, or an I/O that fails, leaves
+ *	                                no damage, the old or the new size, and bitmaps that are not in force or fit that size and hold what they should
  */
 #include <errno.h>
 
@@ -20,6 +22,7 @@
 #include "rt/buf.h"
 #include "util/bytes.h"
 #include "util/err.h"
+#include "util/log.h"
 #include "util/rng.h"
 
 #define SECTOR 512u
@@ -27,7 +30,16 @@
 #define MAX_SNAPSHOTS 4
 #define MAX_FORKS 300
 
-enum mode { SNAPSHOT, REPAIR, ERROR, MAKE };
+enum mode { SNAPSHOT, REPAIR, ERROR, MAKE, BITMAPS };
+
+#define MAX_BITMAPS 3
+#define MAX_BITS (MAX_SECTORS + 8)
+
+/* What a bitmap holds, over a disk of so many bits. */
+struct bits {
+	unsigned granularity_bits, n;
+	bool bit[MAX_BITS];
+};
 
 /* What an image holds: a number for each sector. */
 struct contents {
@@ -39,6 +51,8 @@ struct state {
 	struct contents disk, snap[MAX_SNAPSHOTS];
 	char name[MAX_SNAPSHOTS][16];
 	unsigned n;
+	struct bits bits[MAX_BITMAPS];
+	unsigned bitmaps;
 };
 
 static struct world {
@@ -57,7 +71,7 @@ static struct world {
 	bool damage;
 } w;
 
-static uint64_t looked_at;
+static uint64_t looked_at, in_force;
 
 __attribute__((format(printf, 1, 2), noreturn))
 static void fail(const char *fmt, ...)
@@ -83,7 +97,9 @@ static void choose(enum mode mode, uint64_t seed)
 	w.seed = seed;
 	rng_seed(r, seed);
 	b = bits[rng_below(r, ARRAY_SIZE(bits))];
-	w.create.version = rng_below(r, 5) ? 3 : 2;
+	w.create.version = rng_below(r, 5) || mode == BITMAPS ? 3 : 2;
+	if (mode == BITMAPS)	/* the extension has to fit into the first cluster, too */
+		b = max(b, 10u);
 	w.create.ext_l2 = w.create.version == 3 && b >= 14;
 	w.create.cluster_size = 1ull << b;
 	w.create.refcount_bits = w.create.version == 2 ? 16 : 1ull << (3 + rng_below(r, 4));
@@ -201,7 +217,7 @@ static co_fn uint64_t co_check(struct powercut *p, enum qcow2_repair repair, uin
 	rc = co_qcow2_img_open(&img, file, "image", 0, &err);
 	if (!rc)
 		rc = co_qcow2_check(&img, &c, &err);
-	if (rc && !(powercut_is_off(p) || w.mode == ERROR))
+	if (rc && !(powercut_is_off(p) || w.mode == ERROR || w.mode == BITMAPS))
 		fail("the check fails: %s", err.msg);
 	qcow2_img_close(&img);
 	co_disk_close(file);
@@ -509,6 +525,265 @@ static co_fn void co_make(void)
 	}
 }
 
+/* --- Bitmaps --- */
+
+static unsigned bits_over(unsigned granularity_bits, uint64_t size)
+{
+	return (unsigned)((size + (1ull << granularity_bits) - 1) >> granularity_bits);
+}
+
+static bool count_ref(struct qcow2_walk *walk, const struct qcow2_ref *r)
+{
+	struct qcow2_commit *c = walk->arg;
+
+	qcow2_commit_use_old(c, r);
+	if (r->kind != QCOW2_REF_RT && r->kind != QCOW2_REF_RB)
+		qcow2_count_add(&c->count, &c->img->h.geo, r, r->weight);
+	return false;
+}
+
+/* A table and its clusters: all zeroes, all ones, or a cluster of bits; cluster by cluster. */
+static co_fn uint64_t co_put_bits(struct qcow2_commit *c, struct bits *b, uint32_t *ret_clusters, struct err *err)
+{
+	uint32_t cs = c->img->h.geo.cluster_size, n = (uint32_t)qcow2_clusters(&c->img->h.geo, (b->n + 7) / 8);
+	uint8_t *table = qcow2_img_alloc(cs), *buf = qcow2_img_alloc(cs);
+	uint64_t off, at;
+
+	memset(table, 0, cs);
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t how = rng_below(&w.rng, 4);
+
+		memset(buf, 0, cs);
+		for (unsigned k = i * cs * 8, end = min(k + cs * 8, b->n); k < end; k++) {
+			b->bit[k] = how == 0 ? false : how == 1 ? true : rng_below(&w.rng, 2);
+			buf[k / 8 - i * cs] |= (uint8_t)(b->bit[k] << k % 8);
+		}
+		if (how < 2) {
+			put_be64(table + i * 8, how ? QCOW2_BITMAP_ALL_ONES : 0);
+			continue;
+		}
+		at = co_qcow2_commit_alloc(c, 1, err);
+		if (!at || co_qcow2_img_write(c->img, at, buf, cs, err))
+			fail("%s", err->msg);
+		put_be64(table + i * 8, at);
+	}
+	off = co_qcow2_commit_alloc(c, 1, err);
+	if (!off || co_qcow2_img_write(c->img, off, table, cs, err))
+		fail("%s", err->msg);
+	free(table);
+	free(buf);
+	*ret_clusters = n;
+	return off;
+}
+
+/* weir makes none itself. */
+static co_fn void co_add_bitmaps(struct state *s)
+{
+	struct disk *file = co_device(w.p);
+	struct err err = ERR_INIT;
+	struct qcow2_img img;
+	struct qcow2_commit c;
+	struct qcow2_walk walk = { .img = &img, .arg = &c, .ref = count_ref };
+	uint8_t *dir, *head;
+	uint64_t at = 0, dir_off;
+
+	if (co_qcow2_img_open(&img, file, "image", 0, &err) || co_qcow2_img_read_rt(&img, &err) || co_qcow2_img_read_snapshots(&img, &err) ||
+	    qcow2_commit_init(&c, &img, &err) || co_qcow2_walk(&walk, &err))
+		fail("%s", err.msg);
+	dir = qcow2_img_alloc(img.h.geo.cluster_size);
+	head = qcow2_img_alloc(img.h.geo.cluster_size);
+	memset(dir, 0, img.h.geo.cluster_size);
+	s->bitmaps = 1 + (unsigned)rng_below(&w.rng, MAX_BITMAPS);
+	for (unsigned i = 0; i < s->bitmaps; i++) {
+		struct qcow2_raw_bitmap *raw = (void *)(dir + at);
+		struct bits *b = &s->bits[i];
+		uint32_t clusters;
+
+		b->granularity_bits = 9 + (unsigned)rng_below(&w.rng, 4);
+		b->n = bits_over(b->granularity_bits, s->disk.sectors * SECTOR);
+		put_be64(raw->table_off, co_put_bits(&c, b, &clusters, &err));
+		put_be32(raw->table_size, clusters);
+		put_be32(raw->flags, rng_below(&w.rng, 2) ? QCOW2_BM_AUTO : 0);
+		raw->type[0] = 1;
+		raw->granularity_bits[0] = (uint8_t)b->granularity_bits;
+		put_be16(raw->name_len, 1);
+		dir[at + sizeof(*raw)] = (uint8_t)('a' + i);
+		at += align_up(sizeof(*raw) + 1, 8);
+	}
+	dir_off = co_qcow2_commit_alloc(&c, 1, &err);
+	if (!dir_off || co_qcow2_img_write(&img, dir_off, dir, img.h.geo.cluster_size, &err))
+		fail("%s", err.msg);
+	img.h.autoclear |= QCOW2_AUTOCLEAR_BITMAPS;
+	img.h.bitmaps.count = s->bitmaps;
+	img.h.bitmaps.dir_size = at;
+	img.h.bitmaps.dir_off = dir_off;
+	/* The extension, and what the commit has put in force. */
+	if (co_qcow2_commit(&c, &err) || qcow2_header_serialise(&img.h, head, "image", &err) ||
+	    co_qcow2_img_write(&img, 0, head, img.h.geo.cluster_size, &err) || co_qcow2_img_flush(&img, &err))
+		fail("%s", err.msg);
+	free(dir);
+	free(head);
+	qcow2_commit_fini(&c);
+	qcow2_img_close(&img);
+	co_disk_close(file);
+}
+
+static co_fn void co_check_bits(struct qcow2_img *img, const struct qcow2_bm *bm, const struct bits *b, unsigned io)
+{
+	uint32_t cs = img->h.geo.cluster_size;
+	uint8_t *table = qcow2_img_alloc(align_up(bm->table_size * 8, cs)), *buf = qcow2_img_alloc(cs);
+	struct err err = ERR_INIT;
+
+	if (bm->granularity_bits != b->granularity_bits || bm->table_size != qcow2_clusters(&img->h.geo, (b->n + 7) / 8))
+		fail("after a cut at write %u bitmap %s has a table of %u clusters, for %u bits", io, bm->name, bm->table_size, b->n);
+	if (co_qcow2_img_read(img, bm->table_off, table, bm->table_size * 8, &err))
+		fail("%s", err.msg);
+	for (uint32_t i = 0; i < bm->table_size; i++) {
+		uint64_t e = get_be64(table + i * 8), off = e & QCOW2_OFFSET_MASK;
+
+		memset(buf, e & QCOW2_BITMAP_ALL_ONES ? 0xff : 0, cs);
+		if (off && co_qcow2_img_read(img, off, buf, cs, &err))
+			fail("%s", err.msg);
+		for (unsigned k = i * cs * 8, end = min(k + cs * 8, b->n); k < end; k++)
+			if ((buf[k / 8 - i * cs] >> k % 8 & 1) != b->bit[k])
+				fail("after a cut at write %u bit %u of %u of bitmap %s is %u", io, k, b->n, bm->name, !b->bit[k]);
+	}
+	free(table);
+	free(buf);
+}
+
+/* No damage, one of the two sizes with its contents, and bitmaps that fit it or are not in force. Whether they are. */
+static co_fn bool co_verify_bitmaps(struct powercut *p, unsigned io)
+{
+	struct disk *file;
+	struct err err = ERR_INIT;
+	const struct state *s;
+	struct qcow2_img img;
+	uint64_t leaks;
+	char text[320];
+	unsigned at = 0;
+	bool ret;
+
+	looked_at++;
+	if (co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)))
+		fail("damage after a cut at write %u: %s", io, text);
+	s = co_holds(p, &w.old.disk, &at) ? &w.old : &w.new;
+	if (!co_holds(p, &s->disk, &at))
+		fail("after a cut at write %u it is neither the old state nor the new one (sector %u)", io, at);
+	file = co_device(p);
+	if (co_qcow2_img_open(&img, file, "image", 0, &err) || co_qcow2_img_read_bitmaps(&img, &err))
+		fail("after a cut at write %u: %s", io, err.msg);
+	ret = img.h.autoclear & QCOW2_AUTOCLEAR_BITMAPS;
+	if (ret && img.n_bm != s->bitmaps)
+		fail("after a cut at write %u there are %u bitmaps", io, img.n_bm);
+	for (unsigned i = 0; i < img.n_bm; i++)
+		co_check_bits(&img, &img.bm[i], &s->bits[i], io);
+	in_force += ret;
+	qcow2_img_close(&img);
+	co_disk_close(file);
+	/* What the cut has leaked is found, and the image goes on. */
+	if (co_check(p, QCOW2_REPAIR_ALL, &leaks, text, sizeof(text)) || leaks || co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)) || leaks)
+		fail("after a cut at write %u it cannot be repaired: %s, %" PRIu64 " leaks", io, text, leaks);
+	return ret;
+}
+
+/* As cli/image_resize.c does it. */
+static co_fn int co_resize_and_fit(uint64_t size, struct err *err)
+{
+	struct qcow2_opts opts = { .run_ahead = 1, .fill_debt = 1, .table_cache = 1 };
+	struct disk *file = co_device(w.p), *d;
+	struct qcow2_img img;
+	struct err keep = ERR_INIT;
+	uint64_t old = w.old.disk.sectors * SECTOR;
+	int rc = co_qcow2_img_open(&img, file, "image", 0, err), kept;
+
+	if (!rc)
+		rc = co_qcow2_img_read_bitmaps(&img, err);
+	if (!rc)
+		rc = co_qcow2_bitmaps_can_fit(&img, size, NULL, err);
+	qcow2_img_close(&img);
+	if (!rc)
+		rc = co_qcow2_open(file, "image", &opts, DISK_OPEN_RDWR, &d, err);
+	if (rc) {
+		co_disk_close(file);
+		return rc;
+	}
+	rc = co_disk_resize(d, size, err);
+	if (!rc)
+		rc = co_disk_flush(d);
+	co_disk_close(d);
+	file = co_device(w.p);
+	kept = co_qcow2_img_open(&img, file, "image", QCOW2_PARSE_LAX, &keep);
+	if (!kept && !(img.h.autoclear & QCOW2_AUTOCLEAR_BITMAPS))
+		kept = co_qcow2_bitmaps_fit(&img, old, NULL, &keep);
+	qcow2_img_close(&img);
+	co_disk_close(file);
+	return rc ? rc : kept;
+}
+
+static co_fn void co_bitmaps_step(bool error)
+{
+	unsigned sectors = (unsigned)(64 + rng_below(&w.rng, MAX_SECTORS - 64));
+	struct err err = ERR_INIT;
+	struct powercut *q;
+	bool kept;
+	int rc;
+
+	w.new = w.old;
+	w.new.disk.sectors = sectors;
+	for (unsigned i = sectors; i < w.old.disk.sectors; i++)
+		w.new.disk.sector[i] = 0;
+	for (unsigned i = 0; i < w.new.bitmaps; i++) {
+		struct bits *b = &w.new.bits[i];
+		unsigned n = bits_over(b->granularity_bits, sectors * SECTOR);
+
+		for (unsigned k = n; k < b->n; k++)
+			b->bit[k] = false;
+		b->n = n;
+	}
+	w.ios = w.nforks = 0;
+	w.every = 1 + (unsigned)rng_below(&w.rng, 2);
+	if (error)
+		powercut_fail_at(w.p, NULL, powercut_ios(w.p) + 1 + rng_below(&w.rng, 80), -EIO);
+	else
+		powercut_set_hook(w.p, on_io, NULL);
+	rc = co_resize_and_fit(sectors * SECTOR, &err);
+	powercut_set_hook(w.p, NULL, NULL);
+	powercut_fail_at(w.p, NULL, 0, 0);
+	if (rc && !error)
+		fail("another size: %s", err.msg);
+	for (unsigned i = 0; i < w.nforks; i++) {
+		co_verify_bitmaps(w.fork[i], i * w.every + 1);
+		powercut_destroy(w.fork[i]);
+	}
+	q = powercut_fork(w.p, rng_u64(&w.rng));
+	kept = co_verify_bitmaps(q, 0);
+	if (!rc && (!kept || !co_holds(q, &w.new.disk, &(unsigned){ 0 })))
+		fail("what was called a success is not there");
+	powercut_destroy(q);
+	w.old = w.new;
+}
+
+static co_fn void co_bitmaps(void)
+{
+	bool error = rng_below(&w.rng, 4) == 0;
+
+	co_write_some(w.p, &w.old.disk);
+	if (rng_below(&w.rng, 2)) {
+		struct err err = ERR_INIT;
+
+		if (co_tool(w.p, QCOW2_SNAP_CREATE, "s", &err))
+			fail("a snapshot cannot be made: %s", err.msg);
+		co_write_some(w.p, &w.old.disk);
+	}
+	co_add_bitmaps(&w.old);
+	w.new = w.old;
+	if (!co_verify_bitmaps(w.p, 0))
+		fail("there are no bitmaps");
+	for (uint64_t n = error ? 1 : 1 + rng_below(&w.rng, 3); n; n--)
+		co_bitmaps_step(error);
+}
+
 static co_fn void co_main(void *arg)
 {
 	struct disk *file = co_device(w.p);
@@ -522,6 +797,10 @@ static co_fn void co_main(void *arg)
 	if (co_qcow2_create(file, NULL, &w.create, &err))
 		fail("it cannot be created: %s", err.msg);
 	co_disk_close(file);
+	if (w.mode == BITMAPS) {
+		co_bitmaps();
+		return;
+	}
 	for (uint64_t n = 2 + rng_below(&w.rng, 5); n; n--) {
 		co_write_some(w.p, &w.old.disk);
 		if (w.mode != REPAIR) {
@@ -553,25 +832,27 @@ static void one_seed(struct rt *rt, enum mode mode, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-	static const char *const modes[] = { "snapshot", "repair", "error", "make" };
+	static const char *const modes[] = { "snapshot", "repair", "error", "make", "bitmaps" };
 	static struct rt_config config = { .coroutines = 64 };
 	uint64_t seed = test_seed(), seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 20;
 	struct rt_bufpool *bufs;
 	struct rt *rt;
 	int mode = -1;
 
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < 5; i++)
 		if (argc > 1 && !strcmp(argv[1], modes[i]))
 			mode = i;
 	if (mode < 0)
-		test_fail("usage: qcow2_tools snapshot|repair|error|make [SEEDS]");
+		test_fail("usage: qcow2_tools snapshot|repair|error|make|bitmaps [SEEDS]");
 	CHECK(!rt_create_sim(&config, seed, &rt, NULL));
 	CHECK(!rt_bufpool_create(rt, 64 << 20, &bufs, NULL));
 	rt_set_bufs(rt, bufs);
 	seeds = test_scale(seeds);
+	if (mode == BITMAPS)	/* the driver would warn that it does not keep them */
+		log_set_level(LOG_ERROR);
 	for (uint64_t i = 0; i < seeds; i++)
 		one_seed(rt, (enum mode)mode, seed + i);
-	printf("%" PRIu64 " seeds, %" PRIu64 " images looked at\n", seeds, looked_at);
+	printf("%" PRIu64 " seeds, %" PRIu64 " images looked at, %" PRIu64 " with bitmaps in force\n", seeds, looked_at, in_force);
 	rt_bufpool_destroy(bufs);
 	rt_destroy(rt);
 	return looked_at ? 0 : 1;
