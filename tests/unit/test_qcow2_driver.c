@@ -17,7 +17,7 @@
 
 static struct powercut *p;
 static struct powercut_dev *dev;
-static uint64_t cow_debt;	/* 0: the default */
+static uint64_t cow_debt, table_cache;	/* 0: the default */
 
 /* --- A disk in between, whose requests that touch `off` wait while `held`; or the first `any` writes, wherever they go --- */
 
@@ -69,7 +69,7 @@ static struct qcow2_create image(uint64_t size, uint64_t cluster_size, bool ext)
 /* A new image; *backing is taken over. */
 static co_fn struct disk *co_make(struct qcow2_create c, struct disk *backing)
 {
-	struct qcow2_opts o = { .backing = backing, .fill_debt = cow_debt };
+	struct qcow2_opts o = { .backing = backing, .fill_debt = cow_debt, .table_cache = table_cache };
 	struct powercut_dev_config config = { .align = 512 };
 	struct err err = ERR_INIT;
 	struct disk *file, *d;
@@ -263,6 +263,47 @@ static co_fn void co_writes_into_one_cluster_pay_for_its_copy_once(void)
 		CHECK_EQ(co_disk_write(d, off, buf, sizeof(buf), 0), 0);
 	CHECK_EQ(co_disk_flush(d), 0);
 	CHECK(written() - bytes <= 2 * MIB + 65536);
+	co_end(d);
+}
+
+/* --- Tables --- */
+
+/* 4 GiB have 128 blocks of L2 tables, the cache 32. */
+static co_fn void co_tables_of_an_image_in_order_stay_in_memory(void)
+{
+	struct qcow2_create c = image(4096 * MIB, 65536, false);
+	const uint64_t step = 32 * MIB, blocks = 128;
+	static char buf[65536];
+	struct disk *d;
+	uint64_t n;
+
+	c.prealloc = QCOW2_PREALLOC_METADATA;
+	table_cache = 1;
+	d = co_make(c, NULL);
+	table_cache = 0;
+	n = ops(DISK_OP_READ);
+	for (unsigned round = 0; round < 2; round++)
+		for (uint64_t i = 0; i < blocks; i++)
+			CHECK_EQ(co_disk_read(d, i * 37 % blocks * step, buf, 512, 0), 0);
+	/* A table of 64 KiB has 16 of them. */
+	CHECK_EQ(ops(DISK_OP_READ) - n, 2 * blocks + blocks / 16);
+	/* What was changed is not believed from before. */
+	memset(buf, 7, sizeof(buf));
+	for (uint64_t i = 0; i < blocks; i++) {
+		CHECK_EQ(co_disk_write(d, i * step + 65536, buf, sizeof(buf), 0), 0);
+		CHECK_EQ(co_disk_write(d, i * step + 3 * 65536, buf, sizeof(buf), 0), 0);
+		CHECK_EQ(co_disk_discard(d, i * step + 65536, 65536, 0), 0);
+	}
+	CHECK_EQ(co_disk_flush(d), 0);
+	for (unsigned round = 0; round < 2; round++)
+		for (uint64_t i = 0; i < blocks; i++) {
+			uint64_t at = i * 37 % blocks * step;
+
+			CHECK_EQ(co_disk_read(d, at + 65536, buf, 512, 0), 0);
+			CHECK(!buf[0] && !buf[511]);
+			CHECK_EQ(co_disk_read(d, at + 3 * 65536, buf, 512, 0), 0);
+			CHECK(buf[0] == 7 && buf[511] == 7);
+		}
 	co_end(d);
 }
 
@@ -591,6 +632,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_fua_costs_no_flush_where_nothing_else_must_be_stable);
 	RUN(co_sequential_writes_are_adjacent);
 	RUN(co_writes_into_one_cluster_pay_for_its_copy_once);
+	RUN(co_tables_of_an_image_in_order_stay_in_memory);
 	RUN(co_a_copy_when_much_is_owed_is_one_write);
 	RUN(co_a_copy_takes_nothing_from_a_write_beside_it);
 	RUN(co_what_a_cluster_has_is_not_copied_over_itself);

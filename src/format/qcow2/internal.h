@@ -3,7 +3,7 @@
  * qcow2 driver, inside: what its files share.
  *
  *   open.c     open and close; backing.c: the files that an image names; driver.c: DISK strings
- *   table.c    blocks of L2 tables and refcount blocks in memory
+ *   table.c    blocks of L2 tables and refcount blocks in memory; dense.c: L2 tables as runs
  *   map.c      L1, L2: where a guest cluster lies
  *   alloc.c    reserve of free clusters, refcounts, what was freed; refcount.c: growing the refcount structures
  *   read.c     reads and extents; inflate.c: compressed clusters
@@ -55,6 +55,14 @@ struct q2_slot {
 	bool dirty, loading, writing, used;
 };
 
+#define Q2_DENSE_RUNS 7u
+#define Q2_DENSE_MAX 65536u	/* places, 4 MiB: twice what 1 TiB in clusters of 64 KiB has */
+
+struct q2_dense {
+	uint64_t off_n;		/* where the block lies, and in the low bits how many runs it has; 0: free */
+	uint64_t run[Q2_DENSE_RUNS];
+};
+
 struct q2_cache {
 	struct q2_slot *slot;
 	uint32_t *hash, *order;	/* order: room for sorting */
@@ -63,6 +71,9 @@ struct q2_cache {
 	uint64_t gen;		/* the next flush of tables */
 	struct list dirty;
 	struct co_queue wait;
+	uint64_t changes;	/* of what the image has, or is going to have */
+	struct q2_dense *dense;	/* NULL: not of these tables */
+	uint32_t dense_mask, cluster_bits, barren; /* barren: loads with neighbours of which none was dense, in a row */
 };
 
 /* --- Runs of clusters --- */
@@ -190,6 +201,17 @@ co_fn int co_q2_cache_write(struct qcow2 *q, struct q2_cache *c, uint32_t n, con
 /* Moves the dirty blocks to c->order, sorted; they are clean then, and `writing`, copied to the shadow if asked. Returns their number. */
 uint32_t q2_cache_snapshot(struct q2_cache *c, bool shadow);
 void q2_cache_written(struct q2_cache *c, uint32_t n);
+
+/* --- dense.c --- */
+
+int q2_dense_init(struct q2_cache *c, uint64_t blocks, unsigned cluster_bits);
+void q2_dense_fini(struct q2_cache *c);
+/* Keeps a block that is as on disk and in no slot. False: it has too many runs. */
+bool q2_dense_put(struct q2_cache *c, uint64_t off, const uint8_t *block);
+/* Makes the block of it, which is not kept here any more. */
+bool q2_dense_take(struct q2_cache *c, uint64_t off, uint8_t *block);
+bool q2_dense_has(const struct q2_cache *c, uint64_t off);
+void q2_dense_drop(struct q2_cache *c, uint64_t off);
 
 /* --- map.c --- */
 

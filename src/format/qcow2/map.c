@@ -296,6 +296,7 @@ static co_fn int co_make_table(struct qcow2 *q, uint64_t guest)
 		ret = co_q2_refill(q);
 	if (ret)
 		return ret;
+	q2_table_forget(&q->l2, host, q->g.cluster_size);
 	ret = q2_meta_add(q, host, 1);
 	if (!ret && old)
 		ret = co_copy_table(q, old, host);

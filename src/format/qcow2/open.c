@@ -338,6 +338,8 @@ static int make_caches(struct qcow2 *q, const struct qcow2_opts *o, struct err *
 	uint64_t cap = min((o->table_cache ? o->table_cache : TABLE_CACHE) / block, all + all / 4);
 	int ret = q2_cache_init(&q->l2, max(cap, 32ull), block);
 
+	if (!ret && q->g.l2_entry_size == 8)
+		ret = q2_dense_init(&q->l2, all, q->g.cluster_bits);
 	if (!ret && !q->disk.read_only)
 		ret = q2_cache_init(&q->rc, RC_BLOCKS, block);
 	if (!ret && !q->disk.read_only) {

@@ -4,13 +4,15 @@
  *
  * Two caches of the same kind, for L2 tables and for refcount blocks, in blocks of 4 KiB (or a cluster, if that is less), so that a random
  * write costs one small block and not a table of 2 MiB. A fixed number of slots, whose memory is touched when it is first used; a hash by offset; eviction of
- * clean blocks by a clock (Corbato 1968).
+ * clean blocks by a clock (Corbato 1968). L2 blocks that were given up, and the neighbours of one that is loaded, are kept as runs where that is
+ * short (dense.c).
  *
  * Invariants
  *  (1) a block that is dirty, being loaded or being written stays;
  *  (2) a pointer to a block is valid until its user suspends;
  *  (3) when no block can be evicted, L2 blocks are flushed in their order (flush.c) and refcount blocks are just written: a
- *      refcount in memory is never lower than what stable media need (internal.h, (1) and (3)).
+ *      refcount in memory is never lower than what stable media need (internal.h, (1) and (3));
+ *  (4) a block that was read beside another one is kept only if nothing has changed in the cache since, and it is in no slot.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,8 +20,12 @@
 #include <sys/mman.h>
 
 #include "format/qcow2/internal.h"
+#include "rt/buf.h"
 #include "util/err.h"
 
+#define WIDE 65536u		/* of a table, read at once; never more than a cluster */
+#define BARREN_MAX 8u
+#define BARREN_TRY 64u		/* one load of so many is a wide one, where the tables are not dense */
 #define RUN_BLOCKS 64
 #define RUNS 16
 
@@ -59,6 +65,8 @@ void q2_cache_fini(struct q2_cache *c)
 	free(c->slot);
 	free(c->hash);
 	free(c->order);
+	if (c->dense)
+		q2_dense_fini(c);
 	if (c->data)
 		munmap(c->data, (uint64_t)c->cap * c->block);
 	if (c->shadow)
@@ -130,6 +138,7 @@ static struct q2_slot *evict(struct q2_cache *c)
 			s->used = false;
 			continue;
 		}
+		q2_dense_put(c, s->off, block_of(c, s));
 		unlink_slot(c, s);
 		return s;
 	}
@@ -140,9 +149,11 @@ bool q2_table_zero(struct q2_cache *c, uint64_t off)
 {
 	struct q2_slot *s = find(c, off);
 
+	c->changes++;
 	if (s)
 		return !s->loading;
 	s = evict(c);
+	q2_dense_drop(c, off);
 	if (!s)
 		return false;
 	link_slot(c, s, off);
@@ -154,6 +165,7 @@ void q2_table_dirty(struct q2_cache *c, void *block)
 {
 	struct q2_slot *s = &c->slot[((uint8_t *)block - c->data) / c->block];
 
+	c->changes++;
 	s->used = true;
 	s->gen = c->gen;
 	if (s->dirty)
@@ -173,6 +185,8 @@ void q2_table_forget(struct q2_cache *c, uint64_t off, uint64_t len)
 	for (uint64_t at = off; at < off + len; at += c->block) {
 		struct q2_slot *s = find(c, at);
 
+		c->changes++;
+		q2_dense_drop(c, at);
 		if (s && !s->dirty && !s->loading && !s->writing)
 			unlink_slot(c, s);
 	}
@@ -195,14 +209,45 @@ static co_fn int co_make_room(struct qcow2 *q, struct q2_cache *c)
 	return ret ? disk_fail(&q->disk, ret, "qcow2: writing refcounts") : 0;
 }
 
+/* Invariant (4). `buf` was read from `from` on. */
+static void keep_neighbours(struct q2_cache *c, const uint8_t *buf, uint64_t from, uint64_t len)
+{
+	bool any = false;
+
+	for (uint64_t at = 0; at < len; at += c->block)
+		if (!find(c, from + at))
+			any |= q2_dense_has(c, from + at) || q2_dense_put(c, from + at, buf + at);
+	c->barren = any ? 0 : c->barren + 1;
+}
+
+static co_fn int co_read_block(struct qcow2 *q, struct q2_cache *c, struct q2_slot *s, uint64_t off)
+{
+	uint64_t len = min(q->g.cluster_size, WIDE), from = align_down(off, len), changes = c->changes;
+	bool wide = c->dense && len > c->block && (c->barren < BARREN_MAX || q->count.l2_loads % BARREN_TRY == 0);
+	uint8_t *buf = wide && rt_bufs() ? rt_buf_tryget(rt_bufs(), len) : NULL;
+	int ret;
+
+	if (!buf)
+		return co_q2_read_image(q, off, block_of(c, s), c->block);
+	ret = co_q2_read_image(q, from, buf, len);
+	if (!ret)
+		memcpy(block_of(c, s), buf + (off - from), c->block);
+	if (!ret && changes == c->changes)
+		keep_neighbours(c, buf, from, len);
+	rt_buf_put(rt_bufs(), buf);
+	return ret;
+}
+
 static co_fn int co_load(struct qcow2 *q, struct q2_cache *c, struct q2_slot *s, uint64_t off)
 {
 	int ret;
 
 	link_slot(c, s, off);
+	if (c->dense && q2_dense_take(c, off, block_of(c, s)))
+		return 0;
 	s->loading = true;
 	q->count.l2_loads++;
-	ret = co_q2_read_image(q, off, block_of(c, s), c->block);
+	ret = co_read_block(q, c, s, off);
 	s->loading = false;
 	if (ret)
 		unlink_slot(c, s);
@@ -248,6 +293,7 @@ uint32_t q2_cache_snapshot(struct q2_cache *c, bool shadow)
 {
 	uint32_t n = 0;
 
+	c->changes++;
 	list_for_each_safe(&c->dirty, node) {
 		struct q2_slot *s = container_of(node, struct q2_slot, dirty_node);
 		uint32_t i = s - c->slot;
@@ -268,6 +314,7 @@ void q2_cache_written(struct q2_cache *c, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
 		c->slot[c->order[i]].writing = false;
+	c->changes++;
 	if (n)
 		co_queue_wake_all(&c->wait);
 }
