@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""weir image convert onto a backing file, compressed or not, and out of snapshots: QEMU reads the same.
+"""weir image convert onto a backing file, compressed or not, out of snapshots, and from and to NBD servers: QEMU reads the same.
 
 usage: qcow2_convert.py WEIR
 """
 from qcow2_lib import *  # noqa: F403
+import shutil
 
 
 def raw(path, size, rng, base=None):
@@ -86,6 +87,39 @@ def what_gets_smaller_is_compressed():
     check("all but the noise", c["compressed-clusters"] == len(parts) - 1, c)
 
 
+def an_nbd_server_is_a_source_and_a_target():
+    qemu_img("create", "-q", "-f", "qcow2", "s.qcow2", "3M")
+    qemu_io("s.qcow2", "write -q -P 1 0 1M", "write -q -P 2 2M 300k")
+    qemu_img("create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "inner.qcow2", "3M")
+    shutil.copy("inner.qcow2", "box")
+    for name, size in (("d.raw", 3 << 20), ("box", 6 << 20)):   # the box holds an image, with room for it
+        with open(name, "ab") as f:
+            f.truncate(size)
+    p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:sock", "--name", "s", "--name", "d", "--name", "box", "s.qcow2", "d.raw", "box"],
+                         stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for line in p.stderr:
+        if line.strip().endswith("ready"):
+            break
+    try:
+        uri = "nbd+unix:///%s?socket=sock"
+        weir("convert", "-q", "-O", "qcow2", uri % "s", "out.qcow2")
+        weir("convert", "-q", "-c", "-O", "qcow2", uri % "s", "packed.qcow2")
+        weir("convert", "-q", "-n", "out.qcow2", uri % "d")
+        weir("convert", "-q", "-n", "-O", "qcow2", "packed.qcow2", uri % "box")
+        weir("convert", "-q", "-f", "qcow2", uri % "box", "back.raw")
+        q = run(WEIR, "image", "convert", "-O", "qcow2", "out.qcow2", uri % "d")
+        check("a disk is not made an image of: one line", q.returncode == 1 and len(q.stderr.splitlines()) == 1 and "no qcow2 image" in q.stderr, q.stderr)
+    finally:
+        p.terminate()
+        p.wait(30)
+        p.stderr.close()
+    for name, form in (("out.qcow2", "qcow2"), ("packed.qcow2", "qcow2"), ("d.raw", "raw"), ("back.raw", "raw"), ("box", "qcow2")):
+        equal("s.qcow2", name, "-f", "qcow2", "-F", form)
+    for name in ("out.qcow2", "packed.qcow2", "box"):
+        clean("%s: consistent" % name, name)
+
+
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(run_tests([only_what_differs_from_the_backing_file_is_written, a_snapshot_is_copied, what_gets_smaller_is_compressed], folders=True))
+    sys.exit(run_tests([only_what_differs_from_the_backing_file_is_written, a_snapshot_is_copied, what_gets_smaller_is_compressed,
+                        an_nbd_server_is_a_source_and_a_target], folders=True))
