@@ -174,6 +174,23 @@ def a_running_server_without_a_file_gets_one_for_the_mapping():
             unmap_all()
 
 
+def a_pid_file_stays_only_after_a_kill():
+    image()
+    with Server("--nbd", "unix:n", "--pid-file", "p", "a.img") as s:
+        with open("p") as f:
+            equal(int(f.read()), s.proc.pid, "the number")
+        s.proc.send_signal(signal.SIGTERM)
+        equal(s.proc.wait(20), 0, "the end")
+        check("it is gone", not os.path.exists("p"))
+    with Server("--nbd", "unix:n", "--pid-file", "p", "a.img") as s:
+        s.proc.kill()
+        s.proc.wait()
+        check("it stays", os.path.exists("p"))
+    with Server("--nbd", "unix:n", "--pid-file", "p", "a.img") as s:
+        with open("p") as f:
+            equal(int(f.read()), s.proc.pid, "the number of the next")
+
+
 def what_cannot_be_mapped_is_refused_with_a_reason():
     image()
     check("no disk", "DISK is missing" in weir("map", status=2))
