@@ -7,6 +7,7 @@ usage: test_migration.py WEIR CACHE [TEST ...]
 import json
 import os
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -16,22 +17,22 @@ from guest import Failure, Guest, Weir, check, main
 MIB = 1 << 20
 
 # What the device puts into the guest's memory while that is being copied must arrive as well: pages of the page cache are filled by the device
-# again and again, and one that was filled behind the copier's back makes a wrong sum. The grown disk tells the guest that it has moved.
-MOVING = r"""
+# again and again, and one that was filled behind the copier's back holds something else. The grown disk tells the guest that it has moved.
+PAGES = 2048
+MOVING = f"pages={PAGES}\n" + r"""
 modprobe xfs
 mkfs.xfs -q -f /dev/vda || exit 1
 mount -t xfs /dev/vda /mnt || exit 2
-dd if=/dev/urandom of=/mnt/a bs=64k count=128 conv=fsync 2>/dev/null || exit 3
-want=$(md5sum </mnt/a)
+probe fill /mnt/a $pages || exit 3
 echo AT migrate
 rounds=0
 moved=0
 while [ $moved -lt 2 ]; do
 	[ "$(cat /sys/block/vda/size)" != 1048576 ] || moved=$((moved + 1))
 	rounds=$((rounds + 1))
-	[ $rounds -lt 200 ] || exit 4
+	[ $rounds -lt 400 ] || exit 4
 	echo 3 >/proc/sys/vm/drop_caches
-	[ "$(md5sum </mnt/a)" = "$want" ] || { echo "wrong=$rounds moved=$moved"; exit 5; }
+	probe verify /mnt/a $pages || { echo "wrong=$rounds moved=$moved size=$(cat /sys/block/vda/size)"; dmesg | tail -n 20; exit 5; }
 	echo $rounds | dd of=/mnt/b conv=fsync 2>/dev/null || exit 6
 done
 echo rounds=$rounds
@@ -41,6 +42,12 @@ xfs_repair -n /dev/vda >/tmp/fsck 2>&1 || { cat /tmp/fsck; exit 8; }
 dmesg | grep -i "i/o error" && exit 9
 exit 0
 """
+
+
+# Not a multiple of 256 KiB. For such sizes QEMU before 9.0 takes 64 pages at a time out of its own bitmap of dirty pages and does not tell its emulated
+# processors, whose later stores to these pages are not seen then: the guest dies in the second QEMU, or finds wrong data, without any vhost-user device as
+# well (mended there in "physmem: fix migration dirty bitmap coherency with TCG memory access"). For others it goes page by page.
+MEMORY = "196616K"
 
 
 class Qmp:
@@ -92,7 +99,7 @@ class MovingGuest(Guest):
         argv = [a + " init_on_alloc=0" if a.startswith("console=") else a for a in argv]
         self.argv = argv
         super().run(argv + ["-qmp", f"unix:{self.tmp}/q1,server=on,wait=off"], timeout)
-        # The first QEMU is gone; what its guest says now comes from the second.
+        # What the guest says now comes from the second.
         if self.mover:
             self.mover.join(timeout)
 
@@ -119,14 +126,27 @@ class MovingGuest(Guest):
                     q1.do("migrate-set-parameters", **{"max-bandwidth": 1024 * MIB})
                 time.sleep(0.1)
             check(self.result["status"] == "completed", f"{self.result}")
-            q1.do("quit")
             check(q2.do("query-status")["status"] == "running", "the guest runs in the second QEMU")
+            self.lines.append("(the second QEMU runs the guest)")
             self.after()
             for line in self.second.stdout:
                 self.line(line.rstrip())
+            self.compare(q1)
+            q1.do("quit")
         except (Failure, OSError, ValueError) as e:
             self.trouble = e
             self.kill()
+
+    def compare(self, q1):
+        """What the first QEMU, which still has the guest's memory as it was when it stopped, holds where the guest found bad pages."""
+        for line in [x for x in self.lines if x.startswith("bad page=")]:
+            bad = dict(x.split("=") for x in line.split()[1:])
+            path = os.path.join(self.tmp, "page")
+            q1.do("pmemsave", val=int(bad["frame"]) * 4096, size=4096, filename=path)
+            with open(path, "rb") as f:
+                words = struct.unpack("<512Q", f.read())
+            right = [0x77656972 << 32 | int(bad["page"]) << 9 | i for i in range(512)]
+            self.lines.append(f"frame {bad['frame']} in the first QEMU: " + ("right" if words == tuple(right) else f"wrong, {words[0]:016x} {words[1]:016x}"))
 
 
 def a_guest_moves_while_it_reads_and_writes(weir, cache, folder):
@@ -142,7 +162,7 @@ def a_guest_moves_while_it_reads_and_writes(weir, cache, folder):
         seen.append(w.device(0))
         w.control(command="resize", volume="disk0", size="512M")
 
-    g = MovingGuest(cache, [w.sockets[0], second], MOVING, after, memory="192M", timeout=150)
+    g = MovingGuest(cache, [w.sockets[0], second], MOVING, after, memory=MEMORY, timeout=300)
     g.ok()
     end = w.device(1)
     check(end["errors"] == 0 and not end["error"] and end["requests"] > 0, f"{end}")
