@@ -262,6 +262,25 @@ def renewed_certificates_are_taken_at_the_next_connection():
         equal(sh.ok("read", 0, 4096), "all 01", "what was written before")
 
 
+def reconnecting_again_and_again_keeps_nothing():
+    def held(pid):
+        with open("/proc/%d/status" % pid) as f:
+            anon = int(re.search(r"RssAnon:\s+(\d+)", f.read()).group(1))
+        return len(os.listdir("/proc/%d/fd" % pid)), anon
+
+    with weir() as s, Shell(s.uri(*certs(CLIENT), options=",reconnect=60s")) as sh:
+        for turn in range(24):
+            if turn == 8:
+                before = held(sh.proc.pid)
+            s.kill()
+            s.start()
+            equal(sh.ok("read", 0, 4096), "all 00", "turn %d" % turn)
+        after = held(sh.proc.pid)
+        equal(after[0], before[0], "descriptors")
+        # A session that stays has more than 200 KiB of buffers, and GnuTLS's own.
+        check(after[1] - before[1] < 1024, "KiB of memory: %d, then %d" % (before[1], after[1]))
+
+
 def a_serving_process_reads_them_from_inside_its_sandbox():
     server, client = pki.folder("box-server", "server", "server"), pki.folder("box-client", "client", "client")
     with weir(creds=server) as back:
@@ -304,7 +323,8 @@ if __name__ == "__main__":
         status = run_tests([certificates_work_with_nbdkit_qemu_nbd_and_weir, pre_shared_keys_work_with_nbdkit_qemu_nbd_and_weir,
                             over_tcp_the_hosts_name_counts, only_the_right_server_is_taken, a_client_that_the_server_does_not_want_is_told_so,
                             it_is_never_done_without, what_a_liar_says_in_place_of_tls_is_refused, a_lost_connection_comes_back_and_loses_nothing,
-                            renewed_certificates_are_taken_at_the_next_connection, a_serving_process_reads_them_from_inside_its_sandbox,
+                            renewed_certificates_are_taken_at_the_next_connection,
+                            reconnecting_again_and_again_keeps_nothing, a_serving_process_reads_them_from_inside_its_sandbox,
                             a_log_may_lie_behind_it])
     finally:
         shutil.rmtree(TMP, ignore_errors=True)
