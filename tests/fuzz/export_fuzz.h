@@ -30,7 +30,7 @@ static inline uint8_t next8(struct fuzz_input *f)
 
 static inline co_fn struct volume *co_fuzz_volume(void)
 {
-	struct volume *v;
+	struct volume *v = NULL;
 	struct err err;
 	struct disk *d;
 

@@ -26,27 +26,33 @@ void program_add(struct program *p);
 /* Of fuzz/replay.c: what a fuzz target does as a test. */
 int replay(int argc, char **argv, int (*target)(const uint8_t *data, size_t size));
 
+#define PROGRAM_PASTE(a, b) a##b
+#define PROGRAM_NAME(line) PROGRAM_PASTE(program_register_, line)
+/* __BASE_FILE__ is not yet known here, but where these macros are used. */
 #define PROGRAM_REGISTER() \
 	__attribute__((constructor)) \
-	static void program_register(void) \
+	static void PROGRAM_NAME(__LINE__)(void) \
 	{ \
 		static struct program program = { .source = __BASE_FILE__, .run = program_main }; \
 	\
 		program_add(&program); \
 	}
 
+/* Both stand for what follows the "int" of a declaration or definition. */
 #if defined(PROGRAM_FUZZ)
 static int program_fuzz(const uint8_t *data, size_t size);
-#define LLVMFuzzerTestOneInput program_fuzz
 
 static int program_main(int argc, char **argv)
 {
 	return replay(argc, argv, program_fuzz);
 }
 
-PROGRAM_REGISTER()
+/* Declared and defined, and so registered twice, which does no harm. */
+#define LLVMFuzzerTestOneInput(...) \
+	program_none(void); \
+	PROGRAM_REGISTER() \
+	static int program_fuzz(__VA_ARGS__)
 #elif !defined(PROGRAM_CHOOSES)
-/* After the "int" of its definition. */
 #define main(...) \
 	program_none(void); \
 	static int program_main(__VA_ARGS__); \
