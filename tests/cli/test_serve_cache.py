@@ -245,11 +245,14 @@ def tables_of_a_format_are_metadata():
 
 
 def with_metadata_alone_tables_hit_while_data_misses():
-    size, steps = 256 * MIB, 128  # in clusters of 4 KiB a block of a table covers 2 MiB, and the image itself keeps 32 blocks
+    # In clusters of 4 KiB a block of a table covers 2 MiB, and the image itself keeps 32 blocks, and those that are a few runs: so there are many here.
+    size, steps = 256 * MIB, 128
 
     def disk(folder):
         image = os.path.join(folder, "b.qcow2")
-        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=4096,preallocation=metadata", image, str(size)], check=True)
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=4096", image, str(size)], check=True)
+        writes = [arg for i in range(steps) for k in range(10) for arg in ("-c", f"write {i * size // steps + k * 8192} 4k")]
+        subprocess.run(["qemu-io", "-t", "unsafe", "-f", "qcow2", *writes, image], check=True, stdout=subprocess.DEVNULL)
         return [image + ",l2-cache-size=128K"]
 
     def read(s):
