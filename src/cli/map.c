@@ -2,7 +2,6 @@
 /* weir map, weir unmap: disks as block devices of this host. */
 #include <errno.h>
 #include <jansson.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include "util/log.h"
 #include "util/mountinfo.h"
 #include "util/nbd_device.h"
+#include "util/pid_file.h"
 #include "util/size.h"
 
 /* --- What is mapped --- */
@@ -125,16 +125,9 @@ static bool was_killed(const struct mapping *m)
 static bool is_ending(const struct mapping *m)
 {
 	char path[MAP_PATH_MAX];
-	int pid = 0;
-	FILE *f;
 
 	mapping_path(path, sizeof(path), m->file, ".pid");
-	f = fopen(path, "re");
-	if (f && fscanf(f, "%d", &pid) != 1)
-		pid = 0;
-	if (f)
-		fclose(f);
-	return pid > 0 && !kill(pid, 0);
+	return pid_file_is_held(path);
 }
 
 /*

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -47,7 +48,30 @@ static int notify_socket(struct err *err)
 	return fd;
 }
 
-static int spawn(char *const argv[], const char *log, pid_t *pid)
+/* Held by the server for as long as it lives, as its standard error: so that no second one takes the name, and the messages, of one that is starting or serves. */
+static int take_messages(const char *log, const char *file, struct err *err)
+{
+	struct stat mine, there;
+
+	for (;;) {
+		int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600), ret;
+
+		if (fd < 0)
+			return err_errno(err, -errno, "%s", log);
+		if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+			ret = errno == EWOULDBLOCK ? err_set(err, -EBUSY, "%s: a server of this name runs, or is starting; give another --name", file) :
+						     err_errno(err, -errno, "%s: cannot be locked", log);
+			close(fd);
+			return ret;
+		}
+		/* The one before may have removed it meanwhile. */
+		if (!fstat(fd, &mine) && !stat(log, &there) && mine.st_dev == there.st_dev && mine.st_ino == there.st_ino)
+			return ftruncate(fd, 0) < 0 ? (err_errno(err, -errno, "%s", log), close(fd), err->code) : fd;
+		close(fd);
+	}
+}
+
+static int spawn(char *const argv[], int log, pid_t *pid)
 {
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
@@ -62,7 +86,7 @@ static int spawn(char *const argv[], const char *log, pid_t *pid)
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID);
 	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
 	posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+	posix_spawn_file_actions_adddup2(&actions, log, STDERR_FILENO);
 	ret = -posix_spawn(pid, "/proc/self/exe", &actions, &attr, argv, environ);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
@@ -122,11 +146,18 @@ int map_server_start(const char *disk, const char *file, bool nbd, const char *n
 {
 	char export[PATH_MAX + 64], path[MAP_PATH_MAX], sock[MAP_PATH_MAX], log[MAP_PATH_MAX], pid_file[MAP_PATH_MAX];
 	const char *argv[ARGS_MAX] = { "weir", "serve", nbd ? "--nbd" : "--fuse", export, "--control", sock, "--name", name, "--pid-file", pid_file };
-	int n = 10, fd = notify_socket(err), ret;
+	int n = 10, fd, messages, ret;
 	pid_t pid;
 
-	if (fd < 0)
+	mapping_path(log, sizeof(log), file, ".log");
+	messages = take_messages(log, file, err);
+	if (messages < 0)
+		return messages;
+	fd = notify_socket(err);
+	if (fd < 0) {
+		close(messages);
 		return fd;
+	}
 	mapping_path(path, sizeof(path), file, nbd ? ".nbd" : "");
 	snprintf(export, sizeof(export), "%s", nbd ? "unix:" : "");
 	put_file(export + strlen(export), PATH_MAX, path);
@@ -135,13 +166,12 @@ int map_server_start(const char *disk, const char *file, bool nbd, const char *n
 	else
 		argv[n++] = "--exit-unmounted";
 	mapping_path(sock, sizeof(sock), file, ".sock");
-	mapping_path(log, sizeof(log), file, ".log");
 	mapping_path(pid_file, sizeof(pid_file), file, ".pid");
 	while (*args && n < ARGS_MAX - 3)
 		argv[n++] = *args++;
 	argv[n++] = "--";
 	argv[n] = disk;
-	ret = spawn((char *const *)argv, log, &pid);
+	ret = spawn((char *const *)argv, messages, &pid);
 	if (ret < 0)
 		ret = err_errno(err, ret, "cannot start a server");
 	else if (!wait_ready(fd, pid))
@@ -149,6 +179,7 @@ int map_server_start(const char *disk, const char *file, bool nbd, const char *n
 	if (ret < 0)
 		unlink(log);
 	close(fd);
+	close(messages);
 	return ret;
 }
 

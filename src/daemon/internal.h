@@ -10,6 +10,7 @@
 #include "daemon/pressure.h"
 #include "rt/rt.h"
 #include "rt/sync.h"
+#include "util/pid_file.h"
 
 struct control;
 struct fuse_server;
@@ -41,6 +42,7 @@ struct serve {
 	struct fuse_server *fuse; /* NULL: not served */
 	struct control *control;
 	struct confined confined;
+	struct pid_file pid_file; /* of main */
 	struct co_queue stop_q;	/* main waits for `stop`, and for `closed` */
 	unsigned sizing;	/* who may change the size of a volume: none is closed meanwhile */
 	bool opened, stop, drain, draining, cut_short, closed;

@@ -39,6 +39,7 @@
 #include "util/bytes.h"
 #include "util/err.h"
 #include "util/log.h"
+#include "util/pid_file.h"
 #include "util/size.h"
 
 #define MS 1000000ull
@@ -330,10 +331,13 @@ static co_fn void co_close_all(void *arg)
 	co_queue_wake_all(&s->stop_q);
 }
 
-static void remove_pid_file(const char *path)
+/* All is safe. Whoever finds the file later knows: that process was killed, or could not write all it had. */
+static void remove_pid_file(struct serve *s)
 {
-	if (unlink(path) < 0 && errno != ENOENT)
-		log_warn("--pid-file: %s: cannot be removed: %s", path, strerror(errno));
+	int ret = pid_file_remove(&s->pid_file);
+
+	if (ret < 0)
+		log_warn("--pid-file: %s: cannot be removed: %s", s->config->pid_file, strerror(-ret));
 }
 
 /* Leaves at once; sockets are gone already. */
@@ -343,8 +347,8 @@ static void exit_hung(struct serve *s, const char *what, bool safe)
 		log_warn("%s hangs; exiting without it: all that was written is safe in the log", what);
 	else
 		log_error("%s hangs; exiting without it: what was not flushed may be lost", what);
-	if (safe && s->config->pid_file)
-		remove_pid_file(s->config->pid_file);
+	if (safe)
+		remove_pid_file(s);
 	_exit(safe ? 0 : 1);
 }
 
@@ -455,6 +459,7 @@ static co_fn void co_stop(struct serve *s)
 	/* All but the cache's device is closed: nothing is lost with it. */
 	if (!s->closed && !s->npeers && !s->graph.n && !s->graph.log && !ret) {
 		log_warn("the cache device hangs; exiting without it");
+		remove_pid_file(s);
 		_exit(0);
 	}
 	if (!all_closed(s))
@@ -463,17 +468,6 @@ static co_fn void co_stop(struct serve *s)
 }
 
 /* --- All of it --- */
-
-/* So that whoever finds it later knows: that process was killed, or could not write all it had. */
-static int write_pid_file(const char *path, struct err *err)
-{
-	FILE *f = fopen(path, "we");
-	int ret = f && fprintf(f, "%d\n", (int)getpid()) > 0 ? 0 : -errno;
-
-	if (f && fclose(f) && !ret)
-		ret = -errno;
-	return ret < 0 ? err_errno(err, ret, "--pid-file: %s", path) : 0;
-}
 
 /* What a reactor serves by itself; on it. */
 static co_fn int co_open_part(void *arg)
@@ -557,7 +551,7 @@ static co_fn void co_serve_main(void *arg)
 	if (!ret)
 		ret = memory_start(s, err);
 	if (!ret && s->config->pid_file)
-		ret = write_pid_file(s->config->pid_file, err);
+		ret = pid_file_write(&s->pid_file, s->config->pid_file, err);
 	if (!ret)
 		ret = co_serve_confine(s, err);
 	/* Its place was taken with the rights of before; commands are carried out with those that are left. */
@@ -610,15 +604,18 @@ static int run(struct serve *s, struct err *err)
 	memory_fini(s);
 	serve_reactor_destroy(s);
 	budget_destroy(s->memory.b);
-	if (s->config->pid_file && (!ret || !s->served))
-		remove_pid_file(s->config->pid_file);
+	/* One that a killed process has left goes only after this one has served, and ended well. */
+	if (!ret || (!s->served && !s->pid_file.found))
+		remove_pid_file(s);
+	else
+		pid_file_leave(&s->pid_file);
 	return ret;
 }
 
 int serve_run(const struct serve_config *config, struct err *err)
 {
 	struct split *split = malloc(sizeof(*split));
-	struct serve s = { .err = err, .drain = config->drain, .split = split };
+	struct serve s = { .err = err, .drain = config->drain, .split = split, .pid_file = PID_FILE_INIT };
 	int ret;
 
 	if (!split)
@@ -632,6 +629,9 @@ int serve_run(const struct serve_config *config, struct err *err)
 	co_queue_init(&s.stop_q);
 	ret = split_init(split, config, err);
 	s.config = &split->part[0];
+	/* Before anything is touched of another process that has this file. */
+	if (!ret && config->pid_file)
+		ret = pid_file_claim(&s.pid_file, config->pid_file, err);
 	if (!ret)
 		ret = run(&s, err);
 	split_fini(split);

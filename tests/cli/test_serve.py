@@ -289,6 +289,54 @@ def shutdown_ends_the_process():
         check(s.proc.wait(TIMEOUT) == 0, "exit status")
 
 
+def fails(*args):
+    """What a server says that cannot start."""
+    with Serve(*args, wait=False) as s:
+        check(s.proc.wait(TIMEOUT) == 1, "it does not start: " + s.text())
+        return s.text()
+
+
+def content(path):
+    with open(path) as f:
+        return f.read()
+
+
+def a_start_that_fails_leaves_the_pid_file_of_another():
+    with Serve("mem:1M") as d:
+        pid, image, other = (os.path.join(d.dir, x) for x in ("pid", "image", "other"))
+        for path in (image, other):
+            with open(path, "wb") as f:
+                f.truncate(1 << 20)
+        with Serve("--pid-file", pid, image) as s:
+            own = f"{s.proc.pid}\n"
+            # The file is asked for before the image, which is locked as well.
+            for disk in (image, other):
+                text = fails("--pid-file", pid, disk)
+                check(f"belongs to process {s.proc.pid}, which is running" in text, text)
+                check(content(pid) == own, "the first's number stays")
+            s.proc.kill()
+            s.proc.wait()
+        check(content(pid) == own, "a kill leaves it")
+        # Nothing holds it now, and it says still that its process was killed.
+        check("no such file" in fails("--pid-file", pid, os.path.join(d.dir, "absent")), "the image is not there")
+        with Serve(other):
+            check("lock" in fails("--pid-file", pid, other), "the image is locked")
+        check("control" in fails("--pid-file", pid, "--control", os.path.join(d.dir, "absent", "c"), image), "no place for the control socket")
+        check(content(pid) == own, "starts that fail leave it")
+        with Serve("--pid-file", pid, image) as s:
+            check(content(pid) == f"{s.proc.pid}\n", "the next has it")
+            check(s.end()[0] == 0 and not os.path.exists(pid), "and takes it away with all written")
+
+
+def a_pid_file_of_another_at_its_place_is_left():
+    with Serve("mem:1M") as d:
+        pid = os.path.join(d.dir, "pid")
+        with Serve("--pid-file", pid, "mem:1M") as s:
+            os.unlink(pid)
+            with Serve("--pid-file", pid, "mem:1M") as t:
+                check(s.end()[0] == 0 and content(pid) == f"{t.proc.pid}\n", "the second's stays")
+
+
 def polling_does_not_change_what_is_served():
     with Serve("mem:1M", "--poll-us", "50") as s:
         c, _ = nbd_connect(s)
