@@ -328,6 +328,15 @@ def a_start_that_fails_leaves_the_pid_file_of_another():
             check(s.end()[0] == 0 and not os.path.exists(pid), "and takes it away with all written")
 
 
+def an_end_without_a_cache_device_that_hangs_takes_the_pid_file_away():
+    with Serve("mem:1M") as d:
+        pid, device = (os.path.join(d.dir, x) for x in ("pid", "device"))
+        subprocess.run([WEIR, "cache", "create", "--size", "64M", device], check=True, stderr=subprocess.DEVNULL)
+        with Serve("--cache-size", "20M", "--cache-device", "delay:flush=1h:" + device, "--pid-file", pid, "mem:1M") as s:
+            check(os.path.exists(pid) and s.end()[0] == 0, "nothing is lost with it: " + s.text())
+            check("the cache device hangs" in s.text() and not os.path.exists(pid), s.text())
+
+
 def a_pid_file_of_another_at_its_place_is_left():
     with Serve("mem:1M") as d:
         pid = os.path.join(d.dir, "pid")
