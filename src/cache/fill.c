@@ -188,6 +188,7 @@ void fill_put(struct cache_fill *f)
 	if (--f->users)
 		return;
 	fill_free(v->c, f);
+	v->c->fills_ended++;
 	for (uint32_t i = 0; i < f->n; i++)
 		settle(f, i);
 	if (!--v->fills)

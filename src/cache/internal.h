@@ -170,6 +170,7 @@ struct cache {
 	uint16_t changes[CHANGE_COUNTS];
 	struct cache_volume *vol[CACHE_MAX_VOLUMES];
 	struct co_mutex shrink_lock;
+	uint64_t fills_ended, fills_seen; /* now, and when memory was last given back: their slots are MEM_HELD no more */
 	bool ending;		/* records are left as they are, also those of volumes that are gone: nothing may be evicted */
 	unsigned busy;		/* calls that change settings: no layer is closed under them */
 	void *index;

@@ -149,32 +149,42 @@ void mem_put(struct cache_mem *m, uint32_t slot)
 	set_roomy(m, i, true);
 }
 
+void mem_release_chunk(struct cache_mem *m, uint32_t chunk)
+{
+	uint64_t at = (uint64_t)chunk * m->chunk_bytes;
+
+	if (m->area)
+		rt_area_forget(m->area, at, m->chunk_bytes);
+	madvise(m->base + at, m->chunk_bytes, MADV_DONTNEED);
+	m->chunk[chunk].mapped = false;
+	m->mapped--;
+	set_roomy(m, chunk, false);
+	if (m->user)
+		budget_give(m->user, m->chunk_bytes);
+}
+
 void mem_release(struct cache_mem *m, uint32_t keep)
 {
 	for (uint32_t i = m->chunks; i-- > 0 && m->mapped;) {
-		struct mem_chunk *c = &m->chunk[i];
+		const struct mem_chunk *c = &m->chunk[i];
 
+		m->looks++;
 		if (!c->mapped || c->used)
 			continue;
 		if (keep && m->mapped <= m->allowed) {
 			keep--;
 			continue;
 		}
-		if (m->area)
-			rt_area_forget(m->area, (uint64_t)i * m->chunk_bytes, m->chunk_bytes);
-		madvise(m->base + (uint64_t)i * m->chunk_bytes, m->chunk_bytes, MADV_DONTNEED);
-		c->mapped = false;
-		m->mapped--;
-		set_roomy(m, i, false);
-		if (m->user)
-			budget_give(m->user, m->chunk_bytes);
+		mem_release_chunk(m, i);
 	}
 }
 
-uint32_t mem_chunk_below(const struct cache_mem *m, uint32_t chunk)
+uint32_t mem_chunk_below(struct cache_mem *m, uint32_t chunk)
 {
-	for (uint32_t i = min(chunk, m->chunks); i-- > 0;)
+	for (uint32_t i = min(chunk, m->chunks); i-- > 0;) {
+		m->looks++;
 		if (m->chunk[i].mapped && m->chunk[i].used)
 			return i;
+	}
 	return MEM_NONE;
 }

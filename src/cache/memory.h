@@ -39,6 +39,7 @@ struct cache_mem {
 	uint64_t *roomy;	/* a bit for each mapped chunk with a free slot */
 	struct rt_bufpool *area; /* known to the ring; NULL: not */
 	uint32_t hint;		/* no roomy chunk in a word below */
+	uint64_t looks;		/* at a chunk or a slot, of what goes through many: for tests */
 	struct budget_user *user; /* chunks come out of its budget; NULL: of none */
 };
 
@@ -54,8 +55,10 @@ uint32_t mem_get_below(struct cache_mem *m, uint32_t chunk);
 void mem_put(struct cache_mem *m, uint32_t slot);
 /* Gives empty chunks back, but for `keep` of them. Each costs a system call. */
 void mem_release(struct cache_mem *m, uint32_t keep);
+/* One that is mapped and empty. */
+void mem_release_chunk(struct cache_mem *m, uint32_t chunk);
 /* The highest chunk in use below this one (MEM_NONE: of all), the next to empty when there is too much; MEM_NONE if there is none. */
-uint32_t mem_chunk_below(const struct cache_mem *m, uint32_t chunk);
+uint32_t mem_chunk_below(struct cache_mem *m, uint32_t chunk);
 
 static inline char *mem_addr(const struct cache_mem *m, uint32_t slot)
 {

@@ -35,27 +35,30 @@ static co_fn void co_evict_surplus(struct cache *c, uint64_t deadline)
 	}
 }
 
-/* Moves what is in the chunk to lower ones. False if a read in flight holds a slot of it, or the lower ones are full. */
-static bool empty_chunk(struct cache *c, uint32_t chunk)
+enum emptied { EMPTIED, HELD /* by a read in flight */, LOWER_FULL };
+
+/* Moves what is in the chunk to lower ones. */
+static enum emptied empty_chunk(struct cache *c, uint32_t chunk)
 {
 	struct cache_mem *m = &c->mem;
 
 	for (uint32_t i = 0; i < m->per_chunk && m->chunk[chunk].used; i++) {
 		uint32_t slot = chunk * m->per_chunk + i, to, r = m->owner[slot];
 
+		m->looks++;
 		if (!mem_is_used(m, slot))
 			continue;
 		if (r == MEM_HELD)
-			return false;
+			return HELD;
 		to = mem_get_below(m, chunk);
 		if (to == MEM_NONE)
-			return false;
+			return LOWER_FULL;
 		memcpy(mem_addr(m, to), mem_addr(m, slot), m->block);
 		m->owner[to] = r;
 		c->rec[r].slot = (c->rec[r].slot & ~REC_SLOT) | to;
 		mem_put(m, slot);
 	}
-	return true;
+	return EMPTIED;
 }
 
 /* More is mapped than is allowed, or much more than is used. */
@@ -67,16 +70,33 @@ static bool too_much(const struct cache *c)
 	return m->mapped > m->allowed || m->mapped > need + 1 + need / 8;
 }
 
-/* Empties chunks from the highest on and gives them back. What cannot be emptied is passed over, so that one read in flight keeps one chunk. */
-static co_fn void co_compact(struct cache *c)
+/*
+ * Empties chunks from the highest on and gives them back. What a read in flight holds is passed over, so that it keeps one chunk. Each chunk is looked at
+ * once; those below one that has no room below it are full.
+ */
+static co_fn void co_compact(struct cache *c, uint64_t deadline)
 {
-	for (uint32_t chunk = mem_chunk_below(&c->mem, MEM_NONE); too_much(c) && chunk != MEM_NONE; chunk = mem_chunk_below(&c->mem, chunk)) {
+	struct cache_mem *m = &c->mem;
+
+	for (uint32_t chunk = mem_chunk_below(m, MEM_NONE); too_much(c) && chunk != MEM_NONE; chunk = mem_chunk_below(m, chunk)) {
+		enum emptied r = empty_chunk(c, chunk);
+
+		if (r == EMPTIED)
+			mem_release_chunk(m, chunk);
 		/* While the budget is kept, what is left over can wait for another time. */
-		if (!empty_chunk(c, chunk) && c->mem.mapped <= c->mem.allowed)
+		else if (r == LOWER_FULL || m->mapped <= m->allowed || rt_now_ns() >= deadline)
 			return;
-		mem_release(&c->mem, c->mem.mapped <= c->mem.allowed);
 		co_yield();
 	}
+}
+
+/* One pass. What reads in flight hold is waited for until `patience`. With shrink_lock. */
+static co_fn void co_give_back(struct cache *c, uint64_t patience, uint64_t deadline)
+{
+	co_evict_surplus(c, patience);
+	c->fills_seen = c->fills_ended;
+	mem_release(&c->mem, 1);
+	co_compact(c, deadline);
 }
 
 /* A read that hangs is no reason to hang as well: its chunk stays until co_cache_keep_budget() finds it free. */
@@ -88,21 +108,25 @@ co_fn void co_shrink(struct cache *c)
 		return;
 	co_mutex_lock(&c->shrink_lock);
 	for (;;) {
-		co_evict_surplus(c, deadline);
-		mem_release(&c->mem, 1);
-		co_compact(c);
+		co_give_back(c, deadline, deadline);
 		if (c->mem.mapped <= c->mem.allowed || rt_now_ns() >= deadline)
 			break;
-		co_sleep_ns(RETRY_NS);
+		/* Reads in flight are all that stands in the way. */
+		while (c->fills_ended == c->fills_seen && rt_now_ns() < deadline)
+			co_sleep_ns(RETRY_NS);
 	}
 	co_mutex_unlock(&c->shrink_lock);
 }
 
+/* Asked for again and again, while a read hangs as well: then it looks at nothing, and else it waits for nothing. */
 co_fn void co_cache_keep_budget(struct cache *c)
 {
+	if (cache_memory(c) <= c->budget || c->fills_ended == c->fills_seen)
+		return;
 	cache_hold(c);
-	if (cache_memory(c) > c->budget)
-		co_shrink(c);
+	co_mutex_lock(&c->shrink_lock);
+	co_give_back(c, 0, rt_now_ns() + PATIENCE_NS);
+	co_mutex_unlock(&c->shrink_lock);
 	cache_release(c);
 }
 

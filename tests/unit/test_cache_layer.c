@@ -556,6 +556,60 @@ static void reads_that_hang_do_not_keep_the_cache_from_shrinking(void)
 	on_sim(seed, co_stuck, &many);
 }
 
+/* One hangs alone in the highest chunk, and all that is allowed besides is full: what is too much cannot be given back. */
+static co_fn void co_stuck_high(void *arg)
+{
+	const uint32_t blocks = 2400;
+	struct cache *c = make_cache(blocks, (struct cache_config){ .no_read_ahead = true });
+	struct disk *d = co_cached(c, "mem:12M"), *slow = co_cached(c, "delay:read=100s:mem:1M");
+	static struct reader reader;
+	uint64_t looks, small;
+	struct err err = ERR_INIT;
+	struct co_group g;
+	static char buf[BLOCK];
+
+	co_fill(d, 12 << 20);
+	co_fill(slow, 1 << 20);
+	for (uint32_t i = 0; i < blocks / 5 * 4 || c->mem.used % c->mem.per_chunk; i++)
+		CHECK_EQ(co_disk_read(d, i * BLOCK, buf, BLOCK, 0), 0);
+	co_group_init(&g);
+	reader = (struct reader){ .d = slow };
+	co_group_start(&g, "reader", co_read_one, &reader);
+	co_sleep_ns(1000000);
+	CHECK_EQ(chunks_held(c), 1);
+	small = cache_least(c) + blocks / 2 * BLOCK;
+	looks = c->mem.looks;
+	CHECK_EQ(co_cache_resize(c, small, &err), 0);
+	printf("  %u chunks: %" PRIu64 " looks\n", c->mem.chunks, c->mem.looks - looks);
+	CHECK_EQ(c->mem.mapped, c->mem.allowed + 1);
+	CHECK(c->mem.looks - looks <= 16ull * c->mem.chunks);
+	/* As long as it hangs there is nothing to look for. */
+	looks = c->mem.looks;
+	for (unsigned i = 0; i < 100; i++)
+		co_cache_keep_budget(c);
+	CHECK_EQ(c->mem.looks - looks, 0);
+	/* When others end meanwhile, that is one look and no waiting. */
+	for (uint32_t i = 0; i < 100; i++) {
+		uint64_t start = rt_now_ns();
+
+		CHECK_EQ(co_disk_read(d, (blocks + i) * BLOCK, buf, BLOCK, 0), 0);
+		co_cache_keep_budget(c);
+		CHECK(rt_now_ns() - start < 1000000);
+	}
+	CHECK(c->mem.looks - looks <= 100 * 4ull * c->mem.chunks);
+	CHECK_EQ(co_group_wait(&g), 0);
+	co_cache_keep_budget(c);
+	CHECK(cache_memory(c) <= small);
+	co_disk_close(slow);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void a_read_that_hangs_makes_no_work(void)
+{
+	on_sim(seed, co_stuck_high, NULL);
+}
+
 static co_fn void co_end(void *arg)
 {
 	struct cache *c = make_cache(64, (struct cache_config){ .no_read_ahead = true });
@@ -600,6 +654,7 @@ int main(void)
 	RUN(a_share_is_kept_and_a_limit_is_one);
 	RUN(classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once);
 	RUN(reads_that_hang_do_not_keep_the_cache_from_shrinking);
+	RUN(a_read_that_hangs_makes_no_work);
 	RUN(the_end_does_not_wait_for_a_large_cache);
 	RUN(the_budget_is_kept_and_made_smaller_when_told);
 	return 0;
