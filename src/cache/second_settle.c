@@ -102,7 +102,8 @@ static co_fn int co_unsettle(struct cache_volume *v)
 	if (v->second.settled || !v->second.touched) {
 		r = co_disk_touch(v->disk.file);
 		s->count.touches++;
-		v->second.touched = true;
+		/* One that failed leaves the identity as it was: the next change tries again. */
+		v->second.touched |= !r || r == -ENOTSUP;
 	}
 	if (!v->second.settled)
 		r = 0;	/* nothing counts on it */

@@ -55,10 +55,22 @@ static co_fn void co_format(struct env *e)
 	co_disk_close(d);
 }
 
+static unsigned failing_touches;	/* of the image */
+
+static co_fn int co_touch(struct disk *d)
+{
+	if (!failing_touches)
+		return co_disk_touch(d->file);
+	failing_touches--;
+	return -EIO;
+}
+
+static const struct disk_ops touch_ops = { .driver = "touch", .co_touch = co_touch };
+
 static co_fn void co_start(struct env *e, struct cache_device_config dc)
 {
 	struct cache_config o = { .chunk = 16384, .curve_samples = 16, .size = 12 << 20, .no_read_ahead = true };
-	struct disk *d, *image;
+	struct disk *d, *image, *file;
 	struct err err = ERR_INIT;
 
 	CHECK_EQ(cache_create(&o, &e->c, &err), 0);
@@ -67,7 +79,12 @@ static co_fn void co_start(struct env *e, struct cache_device_config dc)
 		test_fail("%s", err.msg);
 	e->c->budget = e->c->fixed + second_memory(e->c->second) + 3 * 16384 + 65536;
 	cache_recompute(e->c);
-	CHECK_EQ(powercut_dev_open(e->image, &image), 0);
+	CHECK_EQ(powercut_dev_open(e->image, &file), 0);
+	image = file;
+	if (failing_touches) {
+		image = calloc(1, sizeof(*image));
+		CHECK_EQ(disk_init(image, &touch_ops, file->name, file), 0);
+	}
 	CHECK_EQ(co_cache_attach(e->c, "vol", image, CACHE_ALL, &e->top, &err), 0);
 	co_cache_start_device(e->c);
 	while (e->c->second->scanning && !e->c->second->off)
@@ -250,6 +267,40 @@ static void no_more_is_written_than_the_rate_allows(void)
 	in_env(co_limited, &e);
 }
 
+static co_fn void co_change(struct env *e, uint64_t touches)
+{
+	memset(buf, 3, sizeof(buf));
+	CHECK_EQ(co_disk_write(e->top, 0, buf, BLOCK, 0), 0);
+	CHECK_EQ(e->c->second->count.touches, touches);
+}
+
+/* Nothing was kept: the change goes on all the same. */
+static co_fn void co_untouched(void *arg)
+{
+	struct env *e = arg;
+	struct disk_identity was, now;
+
+	co_format(e);
+	failing_touches = 2;
+	co_start(e, (struct cache_device_config){ 0 });
+	CHECK(!volume_of(e->top)->second.settled);
+	CHECK_EQ(co_disk_identity(e->top->file, &was), 0);
+	co_change(e, 1);
+	co_change(e, 2);
+	co_change(e, 3);
+	CHECK_EQ(co_disk_identity(e->top->file, &now), 0);
+	CHECK(!disk_identity_equal(&was, &now));
+	co_change(e, 3);
+	co_stop(e);
+}
+
+static void a_touch_that_fails_is_tried_again_at_the_next_change(void)
+{
+	struct env *e;
+
+	in_env(co_untouched, &e);
+}
+
 /* --- What is no cache device --- */
 
 static co_fn int co_try(struct env *e, struct err *err)
@@ -389,6 +440,7 @@ int main(int argc, char **argv)
 	RUN(a_device_that_fails_costs_nothing_but_speed);
 	RUN(a_device_that_hangs_is_given_up);
 	RUN(no_more_is_written_than_the_rate_allows);
+	RUN(a_touch_that_fails_is_tried_again_at_the_next_change);
 	RUN(what_is_no_cache_device_is_refused);
 	RUN(a_device_of_version_1_is_of_use);
 	return 0;
