@@ -130,11 +130,14 @@ struct disk_ops {
 	 */
 	int (*co_mark_get)(struct disk *d, char *buf, size_t size);
 	int (*co_mark_set)(struct disk *d, const char *mark, struct err *err);
-	/* A stamp that changes whenever anybody writes to the image (size and mtime of a file). -ENOTSUP where there is none. */
+	/*
+	 * A stamp that changes whenever anybody writes to the image (size and mtime of a file). -ENOTSUP where there is none; -EAGAIN while this disk will
+	 * itself write something more, once requests in flight have ended: ask again later.
+	 */
 	int (*co_stamp)(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
 	/*
 	 * What tells the present contents from any other: see struct disk_identity. -ENOTSUP where there is nothing of the kind, -EAGAIN, with *ret, if a
-	 * change at this instant would leave it as it is: ask again in a few milliseconds. touch changes it, durably, and no contents; then also the stamp.
+	 * change at this instant would leave it as it is, or for the reason that co_stamp has: ask again in a few milliseconds. touch changes it, durably, and no contents; then also the stamp.
 	 */
 	int (*co_identity)(struct disk *d, struct disk_identity *ret);
 	int (*co_touch)(struct disk *d);

@@ -549,7 +549,9 @@ static co_fn int co_attach(struct wlog *w, const char *name, struct disk *image,
 		return err_errno(err, r, "volume %s", name);
 	}
 	v->has_writers = co_disk_writers(image, &rec->stamp) == 0;
-	v->has_stamp = !v->has_writers && co_disk_stamp(image, &rec->stamp, &rec->stamp_wall) == 0;
+	r = v->has_writers ? -ENOTSUP : co_disk_stamp(image, &rec->stamp, &rec->stamp_wall);
+	v->has_stamp = r == 0 || r == -EAGAIN;
+	v->destaging = r == -EAGAIN;	/* the destager takes it */
 	v->has_mark = has_place && !v->disk.read_only;
 	v->mark_has = v->mark_wanted;
 	r = co_wl_remark(v, err);

@@ -23,6 +23,7 @@
 #include "wlog/internal.h"
 
 #define TRIM_NS 2000000000ull	/* memory of runs that was not needed for so long goes back */
+#define END_RETRY_NS 10000000ull
 #define ORDERED_RECORDS 2048u	/* of one round */
 
 void wl_destage_kick(struct wlog_volume *v)
@@ -39,17 +40,17 @@ static co_fn int co_begin(struct wlog_volume *v)
 	return v->has_stamp ? co_wl_checkpoint(v->w) : 0;
 }
 
-/* The image rests: its stamp counts again. */
-static co_fn void co_end(struct wlog_volume *v)
+/* The image rests: its stamp counts again. If it cannot be had yet, v->destaging stays, and co_rest() comes back for it. */
+static co_fn int co_end(struct wlog_volume *v)
 {
 	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
+	int r = v->destaging && v->has_stamp ? co_disk_stamp(v->disk.file, &rec->stamp, &rec->stamp_wall) : 0;
 
-	if (!v->destaging)
-		return;
-	if (v->has_stamp && co_disk_stamp(v->disk.file, &rec->stamp, &rec->stamp_wall) < 0)
-		return;
+	if (r < 0 || !v->destaging)
+		return r;
 	v->destaging = false;
 	v->w->sb_dirty = true;
+	return 0;
 }
 
 /* Much of a ring that is half full is free as soon as a superblock says so: else it would look fuller than it is, and writers be slowed for it. */
@@ -287,6 +288,8 @@ static co_fn void co_rest(struct wlog_volume *v, uint64_t at)
 
 	if (trim)
 		at = rt_now_ns() + TRIM_NS;
+	if (v->destaging)
+		at = min(at, rt_now_ns() + WL_RETRY_NS);
 	if (at == UINT64_MAX)
 		co_queue_wait(&v->destage_wake, why);
 	else if (!co_queue_wait_until(&v->destage_wake, at, why) && trim)
@@ -332,7 +335,9 @@ co_fn void co_wl_destager(void *arg)
 		if (r == 0)
 			co_wl_pace(v);
 	}
-	co_end(v);
+	/* What is still in flight below (read-ahead of a cache) ends before the image can be closed. */
+	while (co_end(v) == -EAGAIN)
+		co_sleep_ns(END_RETRY_NS);
 	v->running = false;
 	co_queue_wake_all(&v->destage_done);
 }

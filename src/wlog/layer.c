@@ -162,8 +162,11 @@ static co_fn int co_layer_resize(struct disk *d, uint64_t size)
 	if (r < 0)
 		return r;
 	rec->size = d->size = size;
-	if (v->has_stamp)	/* it moved, and nobody else did it */
-		co_disk_stamp(d->file, &rec->stamp, &rec->stamp_wall);
+	/* The stamp moved, and nobody else did it. The destager takes it if it cannot be had yet. */
+	if (v->has_stamp && co_disk_stamp(d->file, &rec->stamp, &rec->stamp_wall) < 0) {
+		v->destaging = true;
+		wl_destage_kick(v);
+	}
 	return co_wl_checkpoint(v->w);
 }
 

@@ -586,7 +586,8 @@ static co_fn void co_stamp(void *arg)
 {
 	uint64_t stamp, now;
 
-	co_disk_stamp(arg, &stamp, &now);	/* this disk has none: what comes before is asked for */
+	while (co_disk_stamp(arg, &stamp, &now) == -EAGAIN)
+		co_sleep_ns(1000000);
 	stamped = true;
 }
 
@@ -599,8 +600,9 @@ static uint64_t changes(void)
 static co_fn void co_nothing_is_written_behind_a_stamp(void)
 {
 	struct disk *d = co_make(image(16 * MIB, 65536, false), NULL);
+	struct disk_identity id, same;
 	static char buf[65536];
-	uint64_t n;
+	uint64_t n, stamp, now, start;
 
 	memset(buf, 0x11, sizeof(buf));
 	CHECK_EQ(co_disk_write(d, 0, buf, sizeof(buf), 0), 0);
@@ -612,6 +614,15 @@ static co_fn void co_nothing_is_written_behind_a_stamp(void)
 	while (!hold->waiting)
 		co_sleep_ns(1000);
 	CHECK_EQ(co_disk_discard(d, 0, 65536, 0), 0);
+	/* Nobody waits for a request that may hang. */
+	start = rt_now_ns();
+	CHECK_EQ(co_disk_stamp(d, &stamp, &now), -EAGAIN);
+	memset(&id, 1, sizeof(id));
+	memset(&same, 2, sizeof(same));
+	CHECK_EQ(co_disk_identity(d, &id), -EAGAIN);
+	CHECK_EQ(co_disk_identity(d, &same), -EAGAIN);
+	CHECK(disk_identity_equal(&id, &same));
+	CHECK(rt_now_ns() - start < 1000000000);
 	CHECK_EQ(co_spawn("stamp", co_stamp, d), 0);
 	co_sleep_ns(1000000000);
 	CHECK(!stamped);

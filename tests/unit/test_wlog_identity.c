@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Which log belongs to which image: what is refused, what a refusal leaves alone, and that no volume ever sees another one's data. */
+#include "blk/spec.h"
+#include "format/qcow2/create.h"
+#include "format/qcow2/qcow2.h"
 #include "wlog_env.h"
 
 static const struct env_config quiet = { .log = { .no_destage = true } };
@@ -355,8 +358,176 @@ static void a_resize_is_not_taken_for_a_foreign_change(void)
 	env_run(NULL, co_resized);
 }
 
+/* --- An image whose stamp cannot be had while a request is in flight --- */
+
+#define CLUSTER 65536u
+
+/* Below an overlay: its reads hang while `held`. */
+static struct {
+	bool held;
+	unsigned waiting;
+	struct co_queue q;
+} base;
+
+static co_fn int base_co_read(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
+{
+	base.waiting++;
+	while (base.held)
+		co_queue_wait(&base.q, "the test");
+	base.waiting--;
+	return co_disk_readv(d->file, off, iov, niov, flags);
+}
+
+static const struct disk_ops base_ops = { .driver = "base", .co_read = base_co_read };
+
+static co_fn void co_attach_overlay(struct env *e, bool make)
+{
+	struct qcow2_create c = { .size = 8 << 20, .cluster_size = CLUSTER, .refcount_bits = 16, .version = 3, .backing_file = "base", .backing_format = "raw" };
+	static const struct wlog_volume_config vc;
+	struct disk *file = env_open_dev(e->image[0]), *image, *mem, *below = calloc(1, sizeof(*below));
+	struct err err = ERR_INIT;
+
+	CHECK_EQ(co_disk_open("mem:8M", DISK_OPEN_RDWR, &mem, &err), 0);
+	CHECK_EQ(disk_init(below, &base_ops, "base", mem), 0);
+	if (make && (qcow2_create_check(&c, "image", &err) || co_qcow2_create(file, NULL, &c, &err)))
+		test_fail("%s", err.msg);
+	if (co_qcow2_open(file, "image", &(struct qcow2_opts){ .backing = below }, DISK_OPEN_RDWR, &image, &err) ||
+	    co_wlog_attach(e->w, "vol0", image, &vc, &e->vol[0], &err))
+		test_fail("%s", err.msg);
+}
+
+struct hung {
+	struct disk *d;
+	bool done;
+};
+
+static co_fn void co_hung_read(void *arg)
+{
+	struct hung *h = arg;
+	static uint8_t buf[ENV_BLOCK];
+
+	CHECK_EQ(co_disk_read(h->d, 100 * CLUSTER, buf, sizeof(buf), 0), 0);
+	h->done = true;
+}
+
+static co_fn void co_hung_close(void *arg)
+{
+	struct hung *h = arg;
+
+	co_disk_close(h->d);
+	h->done = true;
+}
+
+static struct wlog_volume *volume(struct env *e)
+{
+	return container_of(e->vol[0], struct wlog_volume, disk);
+}
+
+/* A read of `d` hangs in the backing file, and a cluster that is freed waits for it. */
+static co_fn void co_hang(struct env *e, struct hung *h, struct disk *d)
+{
+	co_put(e, 0, 0, 16, 1);
+	CHECK_EQ(co_wlog_drain_volume(e->vol[0], NULL), 0);
+	*h = (struct hung){ .d = d };
+	base.held = true;
+	CHECK_EQ(co_spawn("reader", co_hung_read, h), 0);
+	while (!base.waiting)
+		co_sleep_ns(MS);
+	CHECK_EQ(co_disk_discard(e->vol[0], 0, CLUSTER, 0), 0);
+	CHECK_EQ(co_wlog_drain_volume(e->vol[0], NULL), 0);
+	co_sleep_ns(3 * SEC);
+	CHECK(!h->done);
+}
+
+static void let_go(void)
+{
+	base.held = false;
+	co_queue_wake_all(&base.q);
+}
+
+static co_fn void co_check_stamp(struct env *e)
+{
+	struct wl_super *sb = malloc(sizeof(*sb));
+	struct disk *d = env_open_dev(e->image[0]);
+	uint64_t stamp, now;
+
+	CHECK_EQ(co_disk_stamp(d, &stamp, &now), 0);
+	env_super(e, 0, sb);
+	CHECK(!(sb->vol[0].flags & WL_VOL_FLAG_DESTAGING));
+	CHECK_EQ(sb->vol[0].stamp, stamp);
+	co_disk_close(d);
+	free(sb);
+}
+
+static co_fn void co_backing_hangs(struct env *e)
+{
+	struct wl_super *sb = malloc(sizeof(*sb));
+	struct hung h;
+
+	base.held = false;
+	co_queue_init(&base.q);
+	co_env_start(e, 0, NULL);
+	co_attach_overlay(e, true);
+	co_hang(e, &h, e->vol[0]);
+	/* Many times what the log holds. */
+	for (uint64_t round = 2; round < 6; round++) {
+		for (uint64_t b = 0; b < 1024; b += 16)
+			co_put(e, 0, b, 16, round);
+		co_flush(e, 0);
+	}
+	CHECK_EQ(co_wlog_drain_volume(e->vol[0], NULL), 0);
+	CHECK(!h.done && !wl_is_dirty(volume(e)));
+	/* The image is still going to be written: a superblock says so. */
+	co_sleep_ns(10 * SEC);
+	env_super(e, 0, sb);
+	CHECK(volume(e)->destaging && (sb->vol[0].flags & WL_VOL_FLAG_DESTAGING));
+	let_go();
+	while (!h.done)
+		co_sleep_ns(MS);
+	/* Nobody asks for it. */
+	co_sleep_ns(5 * SEC);
+	CHECK(!volume(e)->destaging);
+	EXPECT_BLOCKS(e, 0, 0, 1024, 5);
+	CHECK_EQ(co_env_close(e), 0);
+	co_check_stamp(e);
+	free(sb);
+}
+
+static void a_read_that_hangs_in_a_backing_file_stops_neither_writes_nor_destage(void)
+{
+	env_run(NULL, co_backing_hangs);
+}
+
+/* Below the log, as the read-ahead of a cache. */
+static co_fn void co_closed_under_a_read(struct env *e)
+{
+	struct hung reader, closer;
+
+	base.held = false;
+	co_queue_init(&base.q);
+	co_env_start(e, 0, NULL);
+	co_attach_overlay(e, true);
+	co_hang(e, &reader, e->vol[0]->file);
+	closer = (struct hung){ .d = e->vol[0] };
+	e->vol[0] = NULL;
+	CHECK_EQ(co_spawn("closer", co_hung_close, &closer), 0);
+	co_sleep_ns(5 * SEC);
+	CHECK(!closer.done);
+	let_go();
+	while (!reader.done || !closer.done)
+		co_sleep_ns(MS);
+	CHECK_EQ(co_env_close(e), 0);
+	co_check_stamp(e);
+}
+
+static void a_stamp_is_taken_when_the_last_request_has_ended(void)
+{
+	env_run(NULL, co_closed_under_a_read);
+}
+
 int main(int argc, char **argv)
 {
+	backends_register();
 	log_set_level(LOG_NONE);
 #define TEST(fn) do { if (argc < 2 || strstr(#fn, argv[1])) RUN(fn); } while (0)
 	TEST(an_image_whose_data_is_in_another_log_is_refused);
@@ -370,5 +541,7 @@ int main(int argc, char **argv)
 	TEST(a_log_that_is_opened_to_read_is_not_written);
 	TEST(what_was_dropped_or_discarded_never_comes_back);
 	TEST(a_resize_is_not_taken_for_a_foreign_change);
+	TEST(a_read_that_hangs_in_a_backing_file_stops_neither_writes_nor_destage);
+	TEST(a_stamp_is_taken_when_the_last_request_has_ended);
 	return 0;
 }

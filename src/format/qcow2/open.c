@@ -4,7 +4,8 @@
  *
  * Opening reads the header, the L1 table and the refcount table, and writes nothing: autoclear bits are cleared, and the file is rounded up to a cluster, with the first change.
  * So an image that a write log knows by its stamp keeps it until the log writes to it. For the same reason a look at the stamp first settles everything:
- * the reserve is given back and the tables are written, and closing finds nothing left to do.
+ * the reserve is given back and the tables are written, and closing finds nothing left to do. While that depends on requests in flight, which may hang in
+ * the backing file, there is no stamp: who asks does not wait for them.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -30,16 +31,15 @@ static co_fn void co_wait_background(struct qcow2 *q)
 		co_queue_wait(&q->background, "qcow2: what runs in the background");
 }
 
-/* What was freed is free when the requests that were in flight then have ended. New ones are not waited for. */
-static co_fn void co_wait_requests(struct qcow2 *q)
+/* What was freed last is free when the requests that were in flight then have ended. New ones do not count. */
+static bool freed_waits(const struct qcow2 *q)
 {
-	uint64_t seq = q->seq;
+	const struct q2_req *oldest = list_first(&q->reqs, struct q2_req, node);
 
-	while (q->nfreed && !list_empty(&q->reqs) && list_first(&q->reqs, struct q2_req, node)->seq <= seq)
-		co_queue_wait(&q->freed_room, "qcow2: requests that may look at clusters that were freed");
+	return q->nfreed && oldest && oldest->seq <= q->freed[(q->freed_at + q->nfreed - 1) % Q2_FREED_MAX].seq;
 }
 
-/* Nothing is left to be written afterwards, unless somebody writes meanwhile. Not within a request. */
+/* Nothing is left to be written afterwards, unless somebody writes meanwhile; -EAGAIN: not while certain requests are in flight. Not within a request. */
 static co_fn int co_settle(struct qcow2 *q)
 {
 	int ret = 0;
@@ -49,10 +49,17 @@ static co_fn int co_settle(struct qcow2 *q)
 	co_wait_background(q);
 	if (!q->disk.failed)
 		ret = co_q2_flush(&q->disk);
-	co_wait_requests(q);
+	if (!ret && freed_waits(q))
+		return -EAGAIN;
 	if (!ret && !q->disk.failed)
 		ret = co_q2_release(q);
 	return ret;
+}
+
+/* For who asks now and then: without writing anything if it is in vain. */
+static co_fn int co_settle_if_possible(struct qcow2 *q)
+{
+	return q->fillers || freed_waits(q) ? -EAGAIN : co_settle(q);
 }
 
 static void q2_free_all(struct qcow2 *q)
@@ -89,7 +96,7 @@ static co_fn void co_q2_close(struct disk *d)
 
 static co_fn int co_q2_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns)
 {
-	int ret = co_settle(q2_of(d));
+	int ret = co_settle_if_possible(q2_of(d));
 
 	return ret ? ret : co_disk_stamp(d->file, ret_stamp_ns, ret_now_ns);
 }
@@ -105,14 +112,16 @@ static co_fn int co_mix_identity(struct disk *file, struct disk_identity *id, in
 	return r ? r : r2;
 }
 
-/* Of all files that it reads from. */
+/* Of all files that it reads from; also if they are still going to change. */
 static co_fn int co_q2_identity(struct disk *d, struct disk_identity *ret)
 {
 	struct qcow2 *q = q2_of(d);
-	int r = co_settle(q);
+	int r = co_settle_if_possible(q), r2;
 
-	if (!r)
-		r = co_disk_identity(d->file, ret);
+	if (r && r != -EAGAIN)
+		return r;
+	r2 = co_disk_identity(d->file, ret);
+	r = r2 ? r2 : r;
 	if ((!r || r == -EAGAIN) && q->data != d->file)
 		r = co_mix_identity(q->data, ret, r);
 	if ((!r || r == -EAGAIN) && q->backing)
