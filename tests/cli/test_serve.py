@@ -330,9 +330,11 @@ def a_start_that_fails_leaves_the_pid_file_of_another():
 
 def an_end_without_a_cache_device_that_hangs_takes_the_pid_file_away():
     with Serve("mem:1M") as d:
-        pid, device = (os.path.join(d.dir, x) for x in ("pid", "device"))
+        pid, device, image = (os.path.join(d.dir, x) for x in ("pid", "device", "image"))
+        with open(image, "wb") as f:
+            f.truncate(1 << 20)
         subprocess.run([WEIR, "cache", "create", "--size", "64M", device], check=True, stderr=subprocess.DEVNULL)
-        with Serve("--cache-size", "20M", "--cache-device", "delay:flush=1h:" + device, "--pid-file", pid, "mem:1M") as s:
+        with Serve("--cache-size", "20M", "--cache-device", "delay:write=1h,flush=1h:" + device, "--pid-file", pid, image) as s:
             check(os.path.exists(pid) and s.end()[0] == 0, "nothing is lost with it: " + s.text())
             check("the cache device hangs" in s.text() and not os.path.exists(pid), s.text())
 
