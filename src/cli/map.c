@@ -10,6 +10,7 @@
 
 #include "cli/ask.h"
 #include "cli/cli.h"
+#include "cli/map_disk.h"
 #include "cli/mapping.h"
 #include "daemon/graph.h"
 #include "util/bytes.h"
@@ -208,7 +209,7 @@ static void print_nbd(const struct map_args *a, const char *device)
 }
 
 /* Over NBD: the server is there. */
-static int finish_nbd(const struct map_args *a, const char *file, const char *name, const struct mapping *again, struct err *err)
+static int finish_nbd(const struct map_args *a, const char *file, const char *name, const struct map_disk *disk, const struct mapping *again, struct err *err)
 {
 	struct map_nbd n = { .file = file, .volume = name, .block_size = (uint32_t)a->block_size, .wait_s = wait_seconds(a), .own = true,
 			     .read_only = a->read_only };
@@ -223,13 +224,16 @@ static int finish_nbd(const struct map_args *a, const char *file, const char *na
 		ret = map_nbd_attach_again(&n, again, err);
 		snprintf(m.device, sizeof(m.device), "%s", again->device);
 	} else {
-		ret = map_nbd_attach(&n, m.device, err);
+		ret = map_disk_keep(disk, file, err);
+		if (!ret)
+			ret = map_nbd_attach(&n, m.device, err);
 	}
 	if (!ret) {
 		print_nbd(a, m.device);
 		return 0;
 	}
 	snprintf(m.file, sizeof(m.file), "%s", file);
+	m.waits = *again->device;
 	mapping_path(control, sizeof(control), file, ".sock");
 	m.pid = mapping_server_pid(control);
 	map_server_stop(&m, &ignored);
@@ -240,6 +244,7 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 {
 	const char *args[2 * CLI_LIST_MAX + 2];
 	struct mapping again = { .device = "" };
+	struct map_disk d = { NULL };
 	char name[256], file[PATH_MAX];
 	bool nbd = a->via == VIA_NBD;
 	int n = 0, ret = 0;
@@ -250,8 +255,13 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 		ret = graph_default_name(disk, name, sizeof(name), err);
 	if (!ret)
 		ret = take_path(a, name, file, nbd ? &again : NULL, err);
+	if (!ret && nbd)
+		ret = map_disk_describe(&d, disk, a->logs.v, a->logs.n, a->block_size, err);
+	/* Before a server touches what may be another disk. */
+	if (!ret && *again.device)
+		ret = map_disk_check(&d, file, again.device, err);
 	if (ret < 0)
-		return ret;
+		goto out;
 	for (int i = 0; i < a->logs.n; i++) {
 		args[n++] = "--log";
 		args[n++] = a->logs.v[i];
@@ -260,9 +270,11 @@ static int map_disk(const struct map_args *a, const char *disk, struct err *err)
 		args[n++] = "--read-only";
 	args[n] = NULL;
 	ret = map_server_start(disk, file, nbd, name, args, err);
-	if (ret < 0)
-		return ret;
-	return nbd ? finish_nbd(a, file, name, &again, err) : finish(a, file, true, a->read_only, err);
+	if (!ret)
+		ret = nbd ? finish_nbd(a, file, name, &d, &again, err) : finish(a, file, true, a->read_only, err);
+out:
+	map_disk_free(&d);
+	return ret;
 }
 
 /* The volume that is meant of a server that shows no file of it. NULL with a message. */

@@ -5,8 +5,8 @@
  * Invariants
  *  (1) A device has one connection, and no time-out for requests. With several, or with one, the kernel takes a slow server for a lost connection and sends what waits
  *      again elsewhere; the older copy could then be carried out behind a newer write.
- *  (2) A device goes on with another server only when the one before has made safe what it had acknowledged, and ended. One that was killed, or could not, leaves
- *      its pid file behind; its device can only be taken away.
+ *  (2) A device goes on with another server only when the one before has made safe what it had acknowledged, and ended, and with the same disk (map_disk.c). One that was
+ *      killed, or could not, leaves its pid file behind; its device can only be taken away.
  *  (3) "weir:map:VOLUME@FILE.sock" is the backend's name of a device whose server `weir map` has started, "weir:use:VOLUME@CONTROL" that of another's. The server
  *      knows them too, and tells them of a new size (daemon/devices.c).
  */

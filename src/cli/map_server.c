@@ -218,7 +218,7 @@ static int unmount(const struct mapping *m, struct err *err)
 
 int map_server_stop(const struct mapping *m, struct err *err)
 {
-	static const char *const left[] = { ".sock", ".nbd", ".pid", ".log" };
+	static const char *const left[] = { ".sock", ".nbd", ".pid", ".log", ".disk" };
 	int pidfd = m->pid > 0 ? (int)syscall(SYS_pidfd_open, m->pid, 0) : -1, ret = m->nbd ? tell_end(m, err) : unmount(m, err);
 	char path[MAP_PATH_MAX];
 	struct stat st;
@@ -227,7 +227,7 @@ int map_server_stop(const struct mapping *m, struct err *err)
 		ret = wait_end(pidfd, m, err);
 	if (pidfd >= 0)
 		close(pidfd);
-	if (ret < 0 || !m->own)
+	if (ret < 0 || !m->own || m->waits)
 		return ret;
 	/* A server that was killed has left these. */
 	for (size_t i = 0; i < ARRAY_SIZE(left); i++) {

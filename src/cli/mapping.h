@@ -6,7 +6,8 @@
  * `weir map` starts a server of its own for a disk, which has its control socket at DIR/NAME.sock and its pid file at DIR/NAME.pid, and whose messages go to
  * DIR/NAME.log. Then either
  *  - it shows the disk as the file DIR/NAME, on which a loop device sits, and ends when the file is unmounted; or
- *  - the kernel's NBD client connects to it at DIR/NAME.nbd, and it is ended by its control socket. The device's "backend" says whose it is (map_nbd.c).
+ *  - the kernel's NBD client connects to it at DIR/NAME.nbd, and it is ended by its control socket. The device's "backend" says whose it is (map_nbd.c),
+ *    and DIR/NAME.disk, for as long as there is a device, of what disk (map_disk.c).
  */
 #pragma once
 
@@ -28,6 +29,7 @@ struct mapping {
 	unsigned index;		/* of /dev/nbdN */
 	uint64_t size;		/* of the disk; 0: not known */
 	bool read_only, dead, own; /* own: its server was started by `weir map` */
+	bool waits;		/* the device outlasts this server, and goes on with another of the same disk */
 	pid_t pid;		/* of that server, 0: not known */
 };
 

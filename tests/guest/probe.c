@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What scripts in a guest would need a process for each step of: to start one costs user-mode-linux a tenth of a second.
 #include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -43,8 +44,8 @@ static int zero(int fd, off_t at, off_t end)
 	return 0;
 }
 
-/* Asks a control socket, and prints the answer. */
-static int ask(const char *path, const char *text)
+/* Asks a control socket, and prints the answer. What came last of it is in buf. */
+static int ask(const char *path, const char *text, FILE *out)
 {
 	struct sockaddr_un sun = { .sun_family = AF_UNIX };
 	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -54,10 +55,25 @@ static int ask(const char *path, const char *text)
 	if (fd < 0 || connect(fd, (struct sockaddr *)&sun, sizeof(sun)) || dprintf(fd, "%s\n", text) < 0)
 		return 1;
 	do {
-		n = read(fd, buf, CHUNK);
-		if (n <= 0 || fwrite(buf, 1, (size_t)n, stdout) != (size_t)n)
+		n = read(fd, buf, CHUNK - 1);
+		if (n <= 0 || (out && fwrite(buf, 1, (size_t)n, out) != (size_t)n))
 			return 1;
+		buf[n] = '\0';
 	} while (buf[n - 1] != '\n');
+	return 0;
+}
+
+/* 0 if the answer is that it is done. */
+static int told(const char *path, const char *text)
+{
+	return ask(path, text, NULL) || !strstr(buf, "\"ok\":true");
+}
+
+/* Waits until there is no such process. */
+static int gone(pid_t pid)
+{
+	while (!kill(pid, 0))
+		usleep(20000);
 	return 0;
 }
 
@@ -156,11 +172,15 @@ int main(int argc, char **argv)
 	int fd;
 
 	if (argc > 3 && !strcmp(argv[1], "ask"))
-		return ask(argv[2], argv[3]);
+		return ask(argv[2], argv[3], stdout);
+	if (argc > 3 && !strcmp(argv[1], "told"))
+		return told(argv[2], argv[3]);
+	if (argc > 2 && !strcmp(argv[1], "gone"))
+		return gone((pid_t)atoi(argv[2]));
 	fd = argc > 3 ? open(argv[2], whole ? O_RDWR | O_CREAT : O_RDWR | O_DIRECT, 0600) : -1;
 	if (fd < 0) {
 		fprintf(stderr, "usage: probe fsyncs|writes DEVICE N (blocks of 4 KiB), probe zero DEVICE FROM TO (MiB), probe fill|verify FILE PAGES, "
-				"probe ask SOCKET JSON\n");
+				"probe ask|told SOCKET JSON, probe gone PID\n");
 		return 9;
 	}
 	if (!strcmp(argv[1], "fsyncs"))
