@@ -124,6 +124,7 @@ struct wlog_volume {
 	uint8_t *run_mem;	/* WL_RUN_CHUNKS of WL_RUN_CHUNK; NULL: not attached */
 	struct budget_user run_user; /* of what of it was touched */
 	uint64_t run_taken[WL_RUN_CHUNKS / 64];
+	uint64_t passed_over;	/* pieces that a round left to a later one since they are newer */
 	unsigned run_high;	/* chunks from the start on that may have been touched */
 	uint64_t records, destaged_bytes;
 	/* damage, and what cannot be read */
@@ -287,6 +288,8 @@ uint64_t wl_quota(const struct wlog_volume *v);
 co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes);
 /* Somebody waits on w->space for `need` bytes of the ring: destagers and the cleaner hurry. */
 void wl_want_space(struct wlog *w, uint64_t need);
+/* Somebody waits for what only the destage of `v` gives back: room in its share, or entries of the index that all have in common. */
+bool wl_room_is_wanted(const struct wlog_volume *v);
 /* Somebody who waits for room may find it now. */
 void wl_wake_space(struct wlog *w);
 void wl_advance_tail(struct wlog *w);

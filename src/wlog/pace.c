@@ -17,22 +17,30 @@
  * store, too; and from BYTES_LEAST, since what is large keeps a processor busy where what is small waits for the store.
  *
  * Invariants
- *  (1) for a drain, for who waits for space, and from the high watermark on there is no rest and all of the depth;
- *  (2) a rest ends as soon as (1) holds, the guest does nothing for GUEST_ACTIVE_NS, or the volume stops.
+ *  (1) for a drain, for who waits for space in the ring or in the volume's share, and from the high watermark on there is no rest and all of the depth;
+ *  (2) a rest ends as soon as (1) holds, the guest does nothing for GUEST_ACTIVE_NS, or the volume stops;
+ *  (3) a rest takes REST_MAX_NS at most: what a store hangs counts as work, and is when there is most to catch up.
  */
 #include "util/bytes.h"
 #include "wlog/internal.h"
 
 #define GUEST_ACTIVE_NS 10000000ull
 #define BURST_NS 20000000ull
+#define REST_MAX_NS 1000000000ull
 #define SHARE_LEAST 125u	/* permille */
 #define SHARE_OLD 500u
 #define OLD_DELAYS 10u		/* delays of destage after which it is that */
 #define BYTES_LEAST (2u << 20)
 
+/* Somebody waits for what only destage brings, however full the log is. */
+static bool is_waited_for(const struct wlog_volume *v)
+{
+	return v->draining || v->w->draining || v->w->space_wanted || wl_room_is_wanted(v);
+}
+
 bool wl_is_urgent(const struct wlog_volume *v)
 {
-	return v->draining || v->w->draining || v->w->space_wanted || wl_fill_permille(v) > v->w->config.low_pct * 10;
+	return is_waited_for(v) || wl_fill_permille(v) > v->w->config.low_pct * 10;
 }
 
 bool wl_is_far(const struct wlog_volume *v)
@@ -45,7 +53,7 @@ static unsigned pressure(const struct wlog_volume *v)
 {
 	unsigned low = v->w->config.low_pct * 10, high = max(v->w->config.high_pct * 10, low + 1), fill = wl_fill_permille(v);
 
-	if (v->draining || v->w->draining || v->w->space_wanted || fill >= high)
+	if (is_waited_for(v) || fill >= high)
 		return 1000;
 	return fill <= low ? 0 : (fill - low) * 1000 / (high - low);
 }
@@ -87,7 +95,7 @@ static uint64_t share(const struct wlog_volume *v)
 
 static uint64_t rest_ns(const struct wlog_volume *v)
 {
-	return v->burst_ns * (1000 - share(v)) / share(v);
+	return min(v->burst_ns * (1000 - share(v)) / share(v), REST_MAX_NS);
 }
 
 co_fn void co_wl_pace(struct wlog_volume *v)

@@ -15,7 +15,8 @@
  *
  * Invariants
  *  (1) runs in flight together do not overlap, and belong to one volume; the offset only grows;
- *  (2) between the look at the map that makes a run and its start nothing suspends;
+ *  (2) what is newer than the round is passed over once: nothing that is not can come up behind `off` meanwhile, since what the cleaner brings forward is in the
+ *      map, or in the image, already. Between the look at the map that makes a run and its start nothing suspends;
  *  (3) a chunk of run_mem belongs to one run in flight, or its bit in run_taken is clear;
  *  (4) between the moment when a hole is read and the one when it is written back nobody writes to it: the image has limits.sole_writer, which is us, all that we
  *      write to it are runs, and a run includes its holes, for (1). What the guest writes there meanwhile goes to the log, and stays there for a later round.
@@ -30,6 +31,7 @@
 #define PAUSE_MAX_NS 5000000ull
 #define CO_SPARE 64u		/* coroutines that stay for requests of guests */
 #define KEEP_CHUNKS 16u		/* stay when the destager rests */
+#define WALK_MAX 4096u		/* pieces that are looked at before others have a turn */
 #define HOLE_MAX (32u << 10)	/* a hole that is filled */
 #define HOLES_MIN 3u		/* of them that are worth a read */
 
@@ -314,22 +316,33 @@ static uint64_t end_behind_holes(struct run *r, const struct wl_entry *e, uint64
 	return r->holes ? far : end;
 }
 
-/* The first run at or behind `off`. False: there is none. */
-static bool find_run(struct run *r, uint64_t off)
+/* The first piece at or behind *off that is not newer than the round. NULL: there is none; with *ret_more it is not known yet, and *off is where to go on. */
+static const struct wl_entry *find_piece(struct run *r, uint64_t *off, bool *ret_more)
 {
-	const struct wl_entry *e = wl_map_find(r->src, off);
+	const struct wl_entry *e = wl_map_find(r->src, *off);
+	unsigned n = 0;
 
-	while (e && e->rno > r->cap_rno)
+	for (; e && e->rno > r->cap_rno && n < WALK_MAX; n++)
 		e = wl_map_next(e);
-	if (!e)
-		return false;
-	r->off = max(off, e->off);	/* a run ended in the middle of a piece */
+	r->v->passed_over += n;
+	*ret_more = e && e->rno > r->cap_rno;
+	if (e)
+		*off = max(*off, e->off);	/* a run ended in the middle of a piece */
+	return *ret_more ? NULL : e;
+}
+
+/* The run that begins with the piece `e`, at `off`. */
+static void make_run(struct run *r, const struct wl_entry *e, uint64_t off)
+{
+	unsigned left = WALK_MAX;
+
+	r->off = off;
 	r->zero = wl_is_zeroes(e->type);
 	r->unmap = e->type == WL_DISCARD;
 
 	uint64_t end = e->off + e->len, last = r->zero ? UINT64_MAX : last_end(r->v->disk.file, r->off);
 
-	for (const struct wl_entry *n = wl_map_next(e); end < last && n; n = wl_map_next(n)) {
+	for (const struct wl_entry *n = wl_map_next(e); end < last && n && left; n = wl_map_next(n), left--) {
 		if (n->off != end || n->rno > r->cap_rno || wl_is_zeroes(n->type) != r->zero || (n->type == WL_DISCARD) != r->unmap)
 			break;
 		end += n->len;
@@ -337,7 +350,6 @@ static bool find_run(struct run *r, uint64_t off)
 	if (!r->zero && end < last)
 		end = end_behind_holes(r, e, end, last);
 	r->len = min(end, last) - r->off;
-	return true;
 }
 
 /* Beside a guest merged destage stops behind a burst; an epoch is finished. */
@@ -352,16 +364,24 @@ co_fn int co_wl_write_runs(struct wlog_volume *v, const struct wl_map *src, uint
 	struct co_group g;
 	uint64_t total = 0;
 	int error = 0;
+	bool more;
 
 	co_group_init(&g);
 	*ret_all = false;
 	while (error == 0 && !v->stop && !is_enough(v, src, total)) {
 		struct run r = { .v = v, .src = src, .cap_rno = cap_rno, .error = &error };
 
-		if (!find_run(&r, off)) {
+		const struct wl_entry *e = find_piece(&r, &off, &more);
+
+		if (more) {
+			co_yield();
+			continue;
+		}
+		if (!e) {
 			*ret_all = true;
 			break;
 		}
+		make_run(&r, e, off);
 		if (!take_place(&r)) {
 			co_queue_wait(&v->run_done, "destage writes in flight");
 			continue;

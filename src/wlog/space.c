@@ -126,12 +126,22 @@ static bool over_share(const struct wlog_volume *v, uint64_t bytes)
 	       index_is_short(v->w);
 }
 
+bool wl_room_is_wanted(const struct wlog_volume *v)
+{
+	return !co_queue_is_empty(&v->room) || (v->w->room_waiters && index_is_short(v->w));
+}
+
+static void kick_all(struct wlog *w)
+{
+	list_for_each(&w->volumes, l)
+		wl_destage_kick(container_of(l, struct wlog_volume, node));
+}
+
 void wl_want_space(struct wlog *w, uint64_t need)
 {
 	w->space_wanted = true;
 	w->space_need = max(w->space_need, need);
-	list_for_each(&w->volumes, l)
-		wl_destage_kick(container_of(l, struct wlog_volume, node));
+	kick_all(w);
 	wl_kick_ticker(w);
 }
 
@@ -178,7 +188,7 @@ co_fn int co_wl_admit(struct wlog_volume *v, uint64_t bytes)
 	co_mutex_lock(&v->admit_lock);
 	while (!w->failed && !v->cancelled && over_share(v, bytes)) {
 		want_commit(w);
-		wl_destage_kick(v);
+		kick_all(w);	/* of a short index it may be another volume that holds the most */
 		w->room_waiters++;
 		co_queue_wait(&v->room, "the volume's share of the write log");
 		w->room_waiters--;

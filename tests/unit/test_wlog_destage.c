@@ -13,6 +13,12 @@
 #define COMMITS 400u
 #define MiB (1ull << 20)
 
+/* TSan, under which each round takes many times as long, sees in a third what it would in all of them. */
+static unsigned rounds(unsigned n)
+{
+	return TEST_SLOWER >= 20 ? n / 3 : n;
+}
+
 /* A log and a volume on disks whose every request takes the same time. */
 struct world {
 	struct wlog *w;
@@ -129,7 +135,7 @@ static co_fn uint64_t co_median_ns(struct world *k, unsigned n, uint64_t think)
 static co_fn void co_drain_rate(struct env *e)
 {
 	const struct wlog_config c = { .no_destage = true };
-	const unsigned n = 1024;
+	const unsigned n = rounds(1024);
 
 	/* Each record is an epoch of its own: destage=merged does not care. */
 	for (unsigned sync = 0; sync < 2; sync++) {
@@ -179,14 +185,15 @@ static void one_epoch_drains_as_fast_and_two_never_at_once(void)
 static co_fn void co_neighbours(struct env *e)
 {
 	const struct wlog_config c = { .no_destage = true };
+	const unsigned n = rounds(1000);
 	struct world k;
 
 	co_begin_world(&k, LOG "64M", SLOW, &c, WLOG_DESTAGE_MERGED);
-	for (unsigned i = 0; i < 1000; i++)
+	for (unsigned i = 0; i < n; i++)
 		co_record(&k, (uint64_t)i * RECORD, RECORD);
 	co_drain_ns(&k);
-	CHECK_EQ(k.write_bytes, 1000 * RECORD);
-	CHECK_EQ(k.writes, (1000 * RECORD + (1 << 20) - 1) >> 20);
+	CHECK_EQ(k.write_bytes, n * RECORD);
+	CHECK_EQ(k.writes, (n * RECORD + (1 << 20) - 1) >> 20);
 	co_end_world(&k);
 }
 
@@ -270,9 +277,11 @@ static co_fn void co_drain_pieces(struct world *k, unsigned n, uint64_t hole)
 	k->writes = writes;
 }
 
+static struct wlog_volume_config fill_config;
+
 static co_fn void co_begin_fill(struct env *e, struct world *k, bool sole_writer)
 {
-	co_env_start(e, 1, NULL);
+	co_env_start(e, 1, &fill_config);
 	struct disk *image = e->vol[0]->file;
 
 	*k = (struct world){ .w = e->w, .image = image, .vol = e->vol[0] };
@@ -366,41 +375,71 @@ static co_fn void co_drainer(void *arg)
 	d->done = true;
 }
 
-/* The guest writes into holes and over pieces at every moment of a drain: what it wrote is there in the end, and all the time. */
+/* Zeroes (0) or a discard (DISK_UNMAP). */
+static co_fn void co_clear(struct world *k, uint64_t off, uint64_t len, unsigned flags)
+{
+	memset(model + off, 0, len);
+	CHECK_EQ(co_disk_zero(k->vol, off, len, flags), 0);
+}
+
+/* Into the hole behind piece `i` of 8 KiB and over its end; over the piece's middle; or all of the hole. */
+static co_fn void co_meddle(struct world *k, unsigned i, uint8_t byte)
+{
+	static const struct { uint64_t off, len; } place[] = { { 6144, 4096 }, { 2048, 4096 }, { 8192, 4096 } };
+	uint64_t off = i * 12288 + place[i % 3].off, len = place[i % 3].len;
+
+	if (i / 3 % 3 == 0)
+		co_set(k, off, len, byte);
+	else
+		co_clear(k, off, len, i / 3 % 3 == 1 ? 0 : DISK_UNMAP);
+}
+
+static co_fn void co_volume_holds_model(struct world *k)
+{
+	CHECK_EQ(co_disk_read(k->vol, 0, held, 384 << 10, 0), 0);
+	CHECK(memcmp(held, model, 384 << 10) == 0);
+}
+
+/* The guest writes, zeroes and discards in holes and over pieces at every moment of a drain: what it did is there in the end, and all the time. */
 static co_fn void co_fill_race(struct env *e)
 {
 	struct world k;
 
 	co_begin_fill(e, &k, true);
-	for (unsigned step = 0; step < 24; step++) {
+	/* Two requests of 50 us to 200 us make a round. */
+	for (unsigned step = 0; step < 24; step += TEST_SLOWER >= 20 ? 3 : 1) {
 		struct drain d = { .k = &k };
 
-		for (unsigned i = 0; i < 20; i++)
+		for (unsigned i = 0; i < 27; i++)
 			co_set(&k, i * 12288, 8192, (uint8_t)(step * 4 + i));
 		CHECK_EQ(co_disk_flush(k.vol), 0);
+		k.reads = 0;
 		CHECK_EQ(co_spawn("drain", co_drainer, &d), 0);
 		co_sleep_ns(step * 16000);
-		for (unsigned i = 0; i < 20; i += 3)
-			co_set(&k, i * 12288 + 6144, 4096, (uint8_t)(0x90 + step));
+		for (unsigned i = 0; i < 27; i += 1 + step % 2)
+			co_meddle(&k, i, (uint8_t)(0x90 + step));
 		CHECK_EQ(co_disk_flush(k.vol), 0);
-		CHECK_EQ(co_disk_read(k.vol, 0, held, 256 << 10, 0), 0);
-		CHECK(memcmp(held, model, 256 << 10) == 0);
+		co_volume_holds_model(&k);
 		while (!d.done)
 			co_sleep_ns(100000);
-		CHECK_EQ(co_disk_read(k.vol, 0, held, 256 << 10, 0), 0);
-		CHECK(memcmp(held, model, 256 << 10) == 0);
+		CHECK(k.reads > 0);	/* holes were filled */
+		co_volume_holds_model(&k);
 		CHECK_EQ(co_wlog_drain(e->w, NULL, NULL, NULL), 0);
-		co_holds_model(&k, 256 << 10);
+		co_holds_model(&k, 384 << 10);
 	}
 	CHECK_EQ(co_env_close(e), 0);
 }
 
-static void what_the_guest_writes_into_a_hole_meanwhile_is_not_lost(void)
+static void what_the_guest_does_in_a_hole_meanwhile_is_not_lost(void)
 {
 	struct env_config c = fill_env;
 
 	c.image_dev.latency_ns = 200000;
-	env_run(&c, co_fill_race);
+	for (unsigned destage = 0; destage < 2; destage++) {
+		fill_config.destage = destage ? WLOG_DESTAGE_ORDERED : WLOG_DESTAGE_MERGED;
+		env_run(&c, co_fill_race);
+	}
+	fill_config.destage = WLOG_DESTAGE_MERGED;
 }
 
 /* --- The guest comes first --- */
@@ -429,11 +468,12 @@ static co_fn void co_guest(void *arg)
 static co_fn unsigned co_peak(bool busy, bool reads)
 {
 	const struct wlog_config c = { .no_destage = true, .low_pct = 90 };
+	const unsigned n = rounds(600);
 	struct guest g;
 	struct world k;
 
 	co_begin_world(&k, LOG "64M", SLOW, &c, WLOG_DESTAGE_MERGED);
-	co_scatter(&k, 600, false);
+	co_scatter(&k, n, false);
 	g = (struct guest){ .k = &k, .reads = reads };
 	if (busy)
 		CHECK_EQ(co_spawn("guest", co_guest, &g), 0);
@@ -442,7 +482,7 @@ static co_fn unsigned co_peak(bool busy, bool reads)
 	wl_destage_kick(container_of(k.vol, struct wlog_volume, disk));
 	co_sleep_ns(1 * SEC);
 	if (!reads)
-		CHECK(k.writes >= 600);
+		CHECK(k.writes >= n);
 	unsigned peak = k.peak;
 
 	g.stop = busy;
@@ -501,7 +541,7 @@ static co_fn void co_bursts(struct env *e)
 
 	/* The log is written around three times, by neighbours, with the usual delay and watermarks. */
 	co_begin_world(&k, LOG "16M", SLOW, &(struct wlog_config){ .memory = 4 << 20 }, WLOG_DESTAGE_MERGED);
-	co_commit_on(&k, &b, 3 * 16 * MiB / RECORD, RECORD);
+	co_commit_on(&k, &b, rounds(3) * 16 * MiB / RECORD, RECORD);
 	printf("  neighbours: %u of %u commits had an image write beside them, %u were slowed; the log was up to %u permille full\n", b.disturbed, b.commits, b.slow, b.fullest);
 	CHECK(b.disturbed < b.commits / 3);
 	CHECK(b.slow < b.commits / 500);	/* those behind a superblock */
@@ -510,7 +550,7 @@ static co_fn void co_bursts(struct env *e)
 	co_end_world(&k);
 	co_begin_world(&k, LOG "256M", SLOW, &(struct wlog_config){ .destage_delay_ns = 50 * MS, .memory = 4 << 20 }, WLOG_DESTAGE_MERGED);
 	b = (struct beside){ 0 };
-	co_commit_on(&k, &b, 6000, STRIDE);
+	co_commit_on(&k, &b, rounds(6) * 1000, STRIDE);
 	struct wlog_volume *v = container_of(k.vol, struct wlog_volume, disk);
 
 	printf("  scattered: %u of %u, %u slowed, up to %u permille; the oldest is %llu ms old\n", b.disturbed, b.commits, b.slow, b.fullest,
@@ -557,6 +597,282 @@ static void a_guest_that_is_faster_than_the_store_gets_all_of_the_store(void)
 	env_run(NULL, co_no_room);
 }
 
+/* --- Rests --- */
+
+static struct wlog_volume *volume_of(struct world *k)
+{
+	return container_of(k->vol, struct wlog_volume, disk);
+}
+
+static bool is_resting(struct world *k)
+{
+	return volume_of(k)->burst_ns >= 20 * MS;
+}
+
+/* A guest that reads from the image, and destage that has just begun to rest for seven times a burst of 20 ms. */
+static co_fn void co_begin_rest(struct world *k, struct guest *g)
+{
+	static const struct wlog_config c = { .no_destage = true };
+
+	co_begin_world(k, LOG "256M", SLOW, &c, WLOG_DESTAGE_MERGED);
+	co_scatter(k, 300, false);
+	co_sleep_ns(2 * SEC);	/* the data has rested */
+	*g = (struct guest){ .k = k, .reads = true };
+	CHECK_EQ(co_spawn("guest", co_guest, g), 0);
+	k->w->config.no_destage = false;
+	wl_destage_kick(volume_of(k));
+	while (!is_resting(k))
+		co_sleep_ns(MS / 10);
+	/* Nothing ends it by itself. */
+	unsigned writes = k->writes;
+
+	co_sleep_ns(20 * MS);
+	CHECK(is_resting(k));
+	CHECK_EQ(k->writes, writes);
+	CHECK(volume_of(k)->map.entries > WL_DEPTH_MAX);
+	k->peak = 0;
+}
+
+static co_fn void co_end_guest(struct guest *g)
+{
+	g->stop = true;
+	while (g->stop)
+		co_sleep_ns(1 * MS);
+}
+
+static co_fn void co_end_of_rest(struct env *e)
+{
+	struct world k;
+	struct guest g;
+	struct drain d = { .k = &k };
+
+	co_begin_rest(&k, &g);
+	CHECK_EQ(co_spawn("drain", co_drainer, &d), 0);
+	co_sleep_ns(1 * MS);
+	CHECK(!is_resting(&k));
+	CHECK(k.peak >= WL_DEPTH_MAX);
+	while (!d.done)
+		co_sleep_ns(1 * MS);
+	co_end_guest(&g);
+	co_end_world(&k);
+
+	/* The guest falls silent. */
+	co_begin_rest(&k, &g);
+	co_end_guest(&g);
+	co_sleep_ns(12 * MS);
+	CHECK(!is_resting(&k));
+	CHECK_EQ(k.peak, WL_DEPTH_MAX);
+	co_end_world(&k);
+
+	/* The volume stops; the last read of the guest was a moment ago. */
+	co_begin_rest(&k, &g);
+	co_end_guest(&g);
+	CHECK(is_resting(&k));
+	uint64_t began = rt_now_ns();
+
+	co_disk_close(k.vol);
+	CHECK(rt_now_ns() - began < 7 * MS);
+	CHECK_EQ(k.peak, 0);
+	CHECK_EQ(co_wlog_close(k.w), 0);
+}
+
+static void a_rest_ends_with_a_drain_a_stop_and_a_silent_guest(void)
+{
+	env_run(NULL, co_end_of_rest);
+}
+
+static co_fn void co_large_writer(void *arg)
+{
+	struct drain *d = arg;
+	const uint64_t len = 7 << 20;
+	uint8_t *data = calloc(1, len);
+
+	CHECK_EQ(co_disk_write(d->k->vol, 48 << 20, data, len, 0), 0);
+	free(data);
+	d->done = true;
+}
+
+/* One client writes what its volume's share has no room for, far below the high watermark, and another one reads. */
+static co_fn void co_room_waiter(struct env *e)
+{
+	struct world k;
+	struct guest g;
+	struct drain d = { .k = &k };
+
+	co_begin_rest(&k, &g);
+	struct wlog_volume *v = volume_of(&k);
+
+	k.w->sb.vol[v->slot].quota = 8 << 20;
+	CHECK(wl_fill_permille(v) < 300);
+	CHECK_EQ(co_spawn("writer", co_large_writer, &d), 0);
+	co_sleep_ns(MS / 10);
+	CHECK(!co_queue_is_empty(&v->room));
+	while (!co_queue_is_empty(&v->room)) {
+		CHECK(!is_resting(&k));
+		co_sleep_ns(MS / 10);
+	}
+	CHECK(k.peak >= WL_DEPTH_MAX);
+	while (!d.done)
+		co_sleep_ns(1 * MS);
+	co_end_guest(&g);
+	co_end_world(&k);
+}
+
+static void for_who_waits_for_the_volumes_share_there_is_no_rest_and_all_of_the_depth(void)
+{
+	env_run(NULL, co_room_waiter);
+}
+
+/* The index is short, and what is in it is not all of those who wait. */
+static co_fn void co_index_waiter(struct env *e)
+{
+	const struct wlog_config c = { .no_destage = true };
+	struct world k;
+
+	co_begin_world(&k, LOG "64M", SLOW, &c, WLOG_DESTAGE_MERGED);
+	co_scatter(&k, 10, false);
+	struct wlog_volume *v = volume_of(&k);
+	uint64_t used = k.w->pool.used;
+
+	k.w->pool.used = k.w->pool.cap - WL_POOL_RESERVE + 1;
+	CHECK(!wl_is_urgent(v));
+	CHECK(wl_guest_comes_first(v));
+	k.w->room_waiters++;	/* of another volume */
+	CHECK(wl_is_urgent(v));
+	CHECK(!wl_guest_comes_first(v));
+	/* For the share of another volume it need not hurry. */
+	k.w->pool.used = used;
+	CHECK(!wl_is_urgent(v));
+	CHECK(wl_guest_comes_first(v));
+	k.w->room_waiters--;
+	co_end_world(&k);
+}
+
+static void for_who_waits_for_a_short_index_all_volumes_hurry(void)
+{
+	env_run(NULL, co_index_waiter);
+}
+
+static co_fn void co_hang(struct env *e)
+{
+	struct guest g;
+
+	co_env_start(e, 1, NULL);
+	struct world k = { .w = e->w, .image = e->vol[0]->file, .vol = e->vol[0] };
+
+	k.image->limits.sole_writer = false;	/* each piece is a run */
+	co_flush(e, 0);
+	co_scatter(&k, 300, false);
+	powercut_dev_stall(e->image[0], true);
+	co_sleep_ns(2 * SEC);
+	e->w->config.no_destage = false;
+	wl_destage_kick(volume_of(&k));
+	co_sleep_ns(60 * SEC);
+	g = (struct guest){ .k = &k };
+	CHECK_EQ(co_spawn("guest", co_guest, &g), 0);
+	co_sleep_ns(2 * MS);
+	powercut_dev_stall(e->image[0], false);
+	while (!is_resting(&k))
+		co_sleep_ns(MS / 10);
+	uint64_t began = rt_now_ns();
+
+	while (is_resting(&k) && rt_now_ns() - began < 2 * SEC)
+		co_sleep_ns(1 * MS);
+	printf("  a rest of %llu ms behind a hang of 60 s\n", (unsigned long long)((rt_now_ns() - began) / MS));
+	CHECK(rt_now_ns() - began <= 1 * SEC + 10 * MS);
+	co_end_guest(&g);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void behind_a_store_that_hung_destage_rests_for_a_second_at_most(void)
+{
+	env_run(&(struct env_config){ .segment = 1 << 20, .log_size = WL_FIRST_SEGMENT + (32 << 20), .image_size = 64 << 20, .log.no_destage = true,
+				      .image_dev = { .object = 4 << 20, .opt_depth = 64 } }, co_hang);
+}
+
+static co_fn void co_ordered_beside(struct env *e)
+{
+	const struct wlog_config c = { .no_destage = true };
+	struct world k;
+	struct guest g;
+
+	co_begin_world(&k, LOG "64M", SLOW, &c, WLOG_DESTAGE_ORDERED);
+	co_scatter(&k, 100, true);
+	co_sleep_ns(2 * SEC);
+	g = (struct guest){ .k = &k, .reads = true };
+	CHECK_EQ(co_spawn("guest", co_guest, &g), 0);
+	k.w->config.no_destage = false;
+	wl_destage_kick(volume_of(&k));
+	uint64_t began = rt_now_ns();
+
+	while (wl_is_dirty(volume_of(&k)))
+		co_sleep_ns(1 * MS);
+	/* A write, a flush, and the floor in the superblock. */
+	CHECK(rt_now_ns() - began <= 100 * (2 * SLOW_NS + 1 * MS));
+	co_end_guest(&g);
+	co_end_world(&k);
+}
+
+static void between_ordered_epochs_there_are_no_rests(void)
+{
+	env_run(NULL, co_ordered_beside);
+}
+
+/* --- What is newer than a round --- */
+
+static co_fn void co_take_turn(void *arg)
+{
+	++*(unsigned *)arg;
+}
+
+static co_fn void co_newer(struct env *e)
+{
+	const struct wlog_config c = { .no_destage = true };
+	const unsigned newer = TEST_SLOWER >= 20 ? 9000 : 20000, n = 200;
+	struct world k;
+	uint64_t end;
+	bool all;
+
+	co_begin_world(&k, LOG "64M", SLOW, &c, WLOG_DESTAGE_MERGED);
+	struct wlog_volume *v = volume_of(&k);
+
+	/* Old pieces at both ends, at the bottom as many as go at once; many more newer ones between. */
+	for (unsigned i = 0; i < n; i++)
+		co_record(&k, (i < WL_DEPTH_MAX ? 0 : 32 << 20) + (uint64_t)i * STRIDE, 512);
+	CHECK_EQ(co_disk_flush(k.vol), 0);
+	uint64_t cap = v->applied_rno;
+
+	for (unsigned i = 0; i < newer; i++)
+		co_record(&k, 4 * MiB + (uint64_t)i * 1024, 512);
+	CHECK_EQ(co_disk_flush(k.vol), 0);
+	CHECK_EQ(v->map.entries, newer + n);
+	co_sleep_ns(20 * MS);	/* the guest rests */
+	k.writes = k.peak = 0;
+	CHECK_EQ(co_wl_write_runs(v, &v->map, cap, 0, &end, &all), 0);
+	CHECK(all);
+	CHECK_EQ(k.writes, n);
+	CHECK_EQ(k.peak, WL_DEPTH_MAX);	/* so none was free for the one behind them */
+	CHECK_EQ(v->passed_over, newer);
+
+	/* All of it is newer, and nothing has to be waited for: of 32 that are ready, which come in any order, some have a turn at one of the occasions. */
+	unsigned turns = 0;
+
+	for (unsigned i = 0; i < 32; i++)
+		CHECK_EQ(co_spawn("other", co_take_turn, &turns), 0);
+	CHECK_EQ(co_wl_write_runs(v, &v->map, 0, 0, &end, &all), 0);
+	CHECK(all);
+	CHECK_EQ(k.writes, n);
+	CHECK(turns > 0);
+	while (turns < 32)
+		co_sleep_ns(1);
+	co_end_world(&k);
+}
+
+static void what_is_newer_than_a_round_is_passed_over_once_and_with_turns_for_others(void)
+{
+	env_run(NULL, co_newer);
+}
+
 /* --- What the guest notices --- */
 
 static co_fn void co_think(struct env *e)
@@ -568,8 +884,8 @@ static co_fn void co_think(struct env *e)
 		const struct wlog_config c = { .destage_delay_ns = 1 };
 
 		co_begin_world(&k, LOG "64M", SLOW, &c, destage ? WLOG_DESTAGE_ORDERED : WLOG_DESTAGE_MERGED);
-		uint64_t without = co_median_ns(&k, COMMITS, 0), with = co_median_ns(&k, COMMITS, 2 * MS);
-		uint64_t longer = co_median_ns(&k, COMMITS / 4, 10 * MS);
+		uint64_t without = co_median_ns(&k, rounds(COMMITS), 0), with = co_median_ns(&k, rounds(COMMITS), 2 * MS);
+		uint64_t longer = co_median_ns(&k, rounds(COMMITS / 4), 10 * MS);
 
 		printf("  median of a write and its flush: %llu ns; with 2 ms between %llu, with 10 ms %llu\n", (unsigned long long)without,
 		       (unsigned long long)with, (unsigned long long)longer);
@@ -626,11 +942,11 @@ static co_fn void co_close_dirty(struct env *e)
 
 		co_begin_world(&k, LOG "64M", "delay:write=100ms,flush=100ms:mem:64M", &(struct wlog_config){ .destage_delay_ns = 1 },
 			       destage ? WLOG_DESTAGE_ORDERED : WLOG_DESTAGE_MERGED);
-		co_scatter(&k, 4000, false);
+		co_scatter(&k, rounds(4000), false);
 		co_sleep_ns(150 * MS);
 		uint64_t began = rt_now_ns();
 
-		CHECK(wl_dirty_bytes(container_of(k.vol, struct wlog_volume, disk)) > 16 << 20);
+		CHECK(wl_dirty_bytes(container_of(k.vol, struct wlog_volume, disk)) > (uint64_t)rounds(16) << 20);
 		co_end_world(&k);
 		printf("  closed after %llu ms\n", (unsigned long long)((rt_now_ns() - began) / MS));
 		CHECK(rt_now_ns() - began < 1 * SEC);
@@ -653,10 +969,16 @@ int main(void)
 	RUN(what_is_dirty_is_written_together_with_the_small_holes_between);
 	RUN(a_hole_that_somebody_else_might_write_to_is_left_alone);
 	RUN(a_hole_that_cannot_be_read_holds_nothing_up);
-	RUN(what_the_guest_writes_into_a_hole_meanwhile_is_not_lost);
+	RUN(what_the_guest_does_in_a_hole_meanwhile_is_not_lost);
 	RUN(without_hurry_destage_gives_way_to_the_guest);
 	RUN(beside_a_guest_destage_works_in_bursts_and_the_log_does_not_fill);
 	RUN(a_guest_that_is_faster_than_the_store_gets_all_of_the_store);
+	RUN(a_rest_ends_with_a_drain_a_stop_and_a_silent_guest);
+	RUN(for_who_waits_for_the_volumes_share_there_is_no_rest_and_all_of_the_depth);
+	RUN(for_who_waits_for_a_short_index_all_volumes_hurry);
+	RUN(behind_a_store_that_hung_destage_rests_for_a_second_at_most);
+	RUN(between_ordered_epochs_there_are_no_rests);
+	RUN(what_is_newer_than_a_round_is_passed_over_once_and_with_turns_for_others);
 	RUN(think_time_costs_nothing);
 	RUN(a_log_more_than_half_full_keeps_its_speed);
 	RUN(closing_with_a_dirty_log_takes_less_than_a_second);
