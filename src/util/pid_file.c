@@ -51,7 +51,7 @@ static int held(int fd, const char *path, struct err *err)
 }
 
 /* -ENOENT without a message if it is not there and `flags` does not make it. */
-static int take(struct pid_file *p, const char *path, int flags, struct err *err)
+static int take_file(struct pid_file *p, const char *path, int flags, struct err *err)
 {
 	for (;;) {
 		struct flock lock = whole();
@@ -85,7 +85,7 @@ static int take(struct pid_file *p, const char *path, int flags, struct err *err
 
 int pid_file_claim(struct pid_file *p, const char *path, struct err *err)
 {
-	int ret = take(p, path, 0, err);
+	int ret = take_file(p, path, 0, err);
 
 	return ret == -ENOENT ? 0 : ret;
 }
@@ -97,7 +97,7 @@ int pid_file_write(struct pid_file *p, const char *path, struct err *err)
 
 	p->path = path;
 	if (p->fd < 0)
-		ret = take(p, path, O_CREAT | O_EXCL, err);
+		ret = take_file(p, path, O_CREAT | O_EXCL, err);
 	if (ret < 0)
 		return ret;
 	p->written = true;
