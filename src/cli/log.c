@@ -103,6 +103,7 @@ co_fn int co_log_job_open(struct log_job *job, struct err *err)
 
 	if (ret)
 		return ret;
+	job->config.relic_dir = wlog_relic_dir();
 	ret = co_wlog_open(job->dev, job->ndev, &job->config, &job->log, err);
 	if (ret)
 		co_log_job_close_devices(job);

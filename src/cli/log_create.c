@@ -161,7 +161,7 @@ static co_fn int co_prepare(struct log_job *job, int i, struct err *err)
 static co_fn int co_create_log(struct log_job *job, struct err *err)
 {
 	struct create_args *a = job->arg;
-	struct wlog_format_opts opts = { .segment_size = a->segment_size, .force = a->force, .progress = log_progress,
+	struct wlog_format_opts opts = { .segment_size = a->segment_size, .force = a->force, .relic_dir = wlog_relic_dir(), .progress = log_progress,
 					 .progress_arg = (void *)job->verb };
 	int ret = co_log_job_open_devices(job, DISK_OPEN_RDWR | DISK_OPEN_LOG, err);
 

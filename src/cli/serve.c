@@ -112,6 +112,7 @@ int cli_serve(int argc, char **argv)
 	c.graph.primarycache = primarycache;
 	c.graph.secondarycache = secondarycache;
 	c.graph.log.read_only = c.graph.read_only;
+	c.graph.log.relic_dir = wlog_relic_dir();
 	c.client_ns = client_timeout ? client_timeout : UINT64_MAX;
 	c.graph.log.side_timeout_ns = log_timeout ? log_timeout : UINT64_MAX;
 	c.graph.volume.mode = logmode;

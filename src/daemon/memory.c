@@ -123,6 +123,8 @@ static co_fn void co_look(struct serve *s)
 	text[n] = '\0';
 	if (!memory_parse_status(text, &m->resident))
 		return;
+	/* Shared memory is not in it: a guest's is none of ours, but the log's is. */
+	m->resident += s->graph.log ? wlog_shared_memory(s->graph.log) : 0;
 	others = 0;
 	struct budget_part part[PARTS];
 	unsigned parts = budget_parts(m->b, part, PARTS);

@@ -97,6 +97,24 @@ static inline void shm_or8_release(void *p, uint8_t bits)
 	__atomic_fetch_or((uint8_t *)p, bits, __ATOMIC_RELEASE);
 }
 
+/*
+ * For memory that outlives this process: all stores that come before in the program are made before this one, and all later ones behind it, wherever
+ * SIGKILL falls. (What a killed thread has executed is visible to who comes after it; only the compiler's order is in question.)
+ */
+static inline void shm_publish64(uint64_t *p, uint64_t v)
+{
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+	__atomic_store_n(p, v, __ATOMIC_RELAXED);
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static inline void shm_publish32(uint32_t *p, uint32_t v)
+{
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+	__atomic_store_n(p, v, __ATOMIC_RELAXED);
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
 /* Orders all earlier stores before all later loads. */
 static inline void shm_fence(void)
 {

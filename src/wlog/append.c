@@ -68,6 +68,7 @@ int wl_append_init(struct wlog *w)
 
 void wl_append_fini(struct wlog *w)
 {
+	wl_relic_fini(w);	/* has them instead */
 	if (w->mem)
 		munmap(w->mem, w->mem_size);
 	if (w->desc)
@@ -140,14 +141,20 @@ static uint8_t *mem_reserve(struct wlog *w, uint64_t cap)
 			return NULL;
 		w->mem_head = 0;
 	}
-	return evict(w, w->mem + w->mem_head, cap) ? w->mem + w->mem_head : NULL;
+	if (!evict(w, w->mem + w->mem_head, cap))
+		return NULL;
+	wl_relic_reserve(w, w->mem_head + cap);
+	return w->mem + w->mem_head;
 }
 
 void wl_mem_trim(struct wlog *w)
 {
 	if (!list_empty(&w->batches) || w->mem_head == 0)
 		return;
-	madvise(w->mem, w->mem_size, MADV_DONTNEED);
+	if (w->relic.head)
+		wl_relic_trim(w);
+	else
+		madvise(w->mem, w->mem_size, MADV_DONTNEED);
 	w->mem_head = 0;
 	w->mem_first = NULL;
 }
@@ -200,6 +207,7 @@ static void seal_open(struct wlog *w)
 	memcpy(b->buf + wl_batch_desc_off(&h), w->desc, w->open_count * WL_D_SIZE);
 	memset(b->buf + used, 0, h.length - used);
 	wl_bhead_encode(&h, &w->sb.uuid, b->buf);
+	wl_relic_seal(&w->relic, b->seq, h.length);
 	b->nonce = h.nonce;
 	b->wall = h.wall;
 	b->length = h.length;
@@ -261,6 +269,7 @@ static int open_batch(struct wlog *w, uint64_t data)
 	w->open_count = 0;
 	w->open_index_len = w->open_payload = index;
 	w->open_since_ns = rt_now_ns();
+	wl_relic_open(&w->relic, b->seq, b->pos, buf - w->mem, b->prev, index);
 	return 0;
 }
 
@@ -292,6 +301,7 @@ static int put_record(struct wlog_volume *v, struct wl_desc *d, const struct iov
 	w->open_count++;
 	if (d->type == WL_WRITE)
 		w->open_payload += d->len;
+	wl_relic_put(&w->relic, w->open_count, w->open_payload);
 	w->unapplied_records++;
 	v->last_seq = w->open->seq;
 	return 0;
@@ -438,6 +448,10 @@ static int put_group(struct wlog_volume *v, uint64_t off, uint64_t len, const st
 	int r = 0;
 
 	w->group_open = true;
+	if (w->open)
+		wl_relic_group(&w->relic, w->open->seq, w->open_count, w->open_payload);
+	else
+		wl_relic_group(&w->relic, w->next_seq, 0, 0);
 	while (done < len && r == 0) {
 		uint64_t piece = min(len - done, (uint64_t)PIECE_MIN);
 
@@ -456,6 +470,8 @@ static int put_group(struct wlog_volume *v, uint64_t off, uint64_t len, const st
 	w->group_open = false;
 	if (r < 0)
 		wl_fail(w, r, "an atomic group");	/* our own fault: half of it is in the log, unfinished for ever */
+	else
+		wl_relic_group(&w->relic, 0, 0, 0);
 	if (w->open)
 		seal_open(w);
 	co_queue_wake_all(&w->commit_wake);

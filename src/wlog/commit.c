@@ -181,6 +181,7 @@ static co_fn void co_commit_one(struct wlog *w, struct wl_batch *b)
 		wl_fail(w, r, "a batch");
 		return;
 	}
+	wl_relic_written(&w->relic, b->seq);
 	if (w->mark_deadline_ns)
 		co_wl_wait_for_marks(w);
 	if (w->failed)

@@ -33,6 +33,7 @@
 #include "util/log.h"
 #include "wlog/format.h"
 #include "wlog/map.h"
+#include "wlog/relic.h"
 #include "wlog/wlog.h"
 
 #define WL_MEM_DEFAULT (64ull << 20)
@@ -170,6 +171,7 @@ struct wlog {
 	/* memory ring */
 	uint8_t *mem;
 	uint64_t mem_size, mem_head;
+	struct wl_relic relic;	/* what of it outlives a killed process */
 	struct wl_batch *mem_first; /* oldest batch with a buf, NULL: none */
 
 	/* pools */
@@ -277,6 +279,21 @@ uint64_t wl_segment_pos(const struct wlog *w, uint32_t seg);
 void wl_index_add(struct wlog *w, uint64_t pos, const struct wl_bhead *h, const uint8_t *desc);
 /* Makes the memory of the retired data unused again when nothing is dirty. */
 void wl_mem_trim(struct wlog *w);
+
+/* relic.c: writes to the log what a killed process left in memory, before the scan of recovery. */
+co_fn int co_wl_relic_complete(struct wlog *w, struct err *err);
+/* Behind the new generation's superblock: from here on the memory ring is kept. Where it cannot be, that is told, and all is as without. */
+void wl_relic_begin(struct wlog *w);
+/* Everything is in the log. */
+void wl_relic_end(struct wlog *w);
+void wl_relic_fini(struct wlog *w);
+/* Room for the ring up to `end` bytes. */
+void wl_relic_reserve(struct wlog *w, uint64_t end);
+void wl_relic_trim(struct wlog *w);
+/* Bytes beside the ring and what a log has without it. */
+uint64_t wl_relic_overhead(const struct wlog *w);
+/* The log of this UUID is given up. */
+void wl_relic_forget(const char *dir, const struct uuid *log);
 
 /* space.c */
 /* Whole segments that may be written now. */

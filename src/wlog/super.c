@@ -19,6 +19,12 @@ static void snapshot(struct wlog *w, uint32_t *ret_tail_seg)
 
 	w->sb.seq++;
 	w->sb.wall = rt_wall_ns();
+	for (unsigned i = 0; i < w->dev.n; i++)
+		w->sb.side_state[i] = w->dev.in_sync[i] ? WL_SIDE_IN_SYNC : WL_SIDE_OUT;
+	if (w->relic.completing) {	/* the scan has yet to tell all else */
+		*ret_tail_seg = wl_segment_of(w, w->sb.tail_pos);
+		return;
+	}
 	w->sb.durable_seq = w->applied_seq;
 	if (tail) {
 		w->sb.tail_seq = tail->seq;
@@ -36,8 +42,6 @@ static void snapshot(struct wlog *w, uint32_t *ret_tail_seg)
 
 		wl_volume_snapshot(v, &w->sb.vol[v->slot]);
 	}
-	for (unsigned i = 0; i < w->dev.n; i++)
-		w->sb.side_state[i] = w->dev.in_sync[i] ? WL_SIDE_IN_SYNC : WL_SIDE_OUT;
 }
 
 static co_fn int co_write_single(struct wlog *w, uint64_t pos)

@@ -88,11 +88,18 @@ static co_fn int co_prewrite(struct disk *d, const struct wlog_format_opts *opts
 }
 
 /* The old log is gone before anything of it is overwritten: a crash leaves it whole, or none, or the new one. */
-static co_fn int co_forget_old(struct disk *d)
+static co_fn int co_forget_old(struct disk *d, const char *relic_dir)
 {
+	struct wl_super *old = relic_dir ? malloc(sizeof(*old)) : NULL;
+	bool known = old && co_wl_super_read(d, old, NULL, &(struct err)ERR_INIT) == 0;
 	int r = co_disk_zero(d, 0, WL_FIRST_SEGMENT, 0);
 
-	return r == 0 ? co_disk_flush(d) : r;
+	if (r == 0)
+		r = co_disk_flush(d);
+	if (r == 0 && known)
+		wl_relic_forget(relic_dir, &old->uuid);
+	free(old);
+	return r;
 }
 
 /* The blocks that recovery looks at first, when the whole is not written. */
@@ -147,7 +154,7 @@ co_fn int co_wlog_format(struct disk *const *dev, int ndev, const struct wlog_fo
 	for (int i = 0; i < ndev; i++)
 		uuid_random(&sb->side_uuid[i]);
 	for (int i = 0; i < ndev && r == 0; i++)
-		r = co_forget_old(dev[i]);
+		r = co_forget_old(dev[i], opts->relic_dir);
 	for (int i = 0; i < ndev && r == 0; i++) {
 		r = opts->no_prewrite ? co_wipe_heads(dev[i], sb->seg_size, sb->seg_count) :
 					co_prewrite(dev[i], opts, size * i, size * ndev, err);
@@ -372,6 +379,7 @@ static struct wlog *alloc_log(const struct wlog_config *config)
 	co_queue_init(&w->ticker_wake);
 	hist_init(&w->commit_latency);
 	w->opened_wall = rt_wall_ns();
+	w->relic.fd = -1;
 	return w;
 }
 
@@ -384,6 +392,7 @@ static co_fn int co_start(struct wlog *w, struct err *err)
 	int r = co_wl_checkpoint(w);
 
 	if (r == 0) {
+		wl_relic_begin(w);
 		w->commit_running = true;
 		r = co_spawn("log committer", co_wl_committer, w);
 		w->commit_running = r == 0;
@@ -430,7 +439,9 @@ co_fn int co_wlog_open(struct disk *const *dev, int ndev, const struct wlog_conf
 		err_set(err, r, "%s: out of memory for the log's index", dev[0]->name);
 		goto out;
 	}
-	r = co_wl_recover(w, err);
+	r = w->config.read_only ? 0 : co_wl_relic_complete(w, err);
+	if (r == 0)
+		r = co_wl_recover(w, err);
 	if (r < 0)
 		goto out;
 	wl_advance_tail(w);
@@ -467,6 +478,8 @@ co_fn int co_wlog_close(struct wlog *w)
 		if (r == 0) {
 			w->sb.flags |= WL_SB_FLAG_CLEAN;
 			r = co_wl_checkpoint(w);
+			if (r == 0)
+				wl_relic_end(w);
 		}
 	}
 	/* One that hangs is waited for last of all: everything is in order without it. */
@@ -505,7 +518,7 @@ static const char *hanging_device(const struct wlog *w)
 
 void wlog_memory(const struct wlog *w, uint64_t *ret_buffers, uint64_t *ret_index)
 {
-	*ret_buffers = w->mem_size + (2 + w->dev.n) * WL_MAX_BATCH + WL_MAX_INDEX;
+	*ret_buffers = w->mem_size + wl_relic_overhead(w) + (2 + w->dev.n) * WL_MAX_BATCH + WL_MAX_INDEX;
 	*ret_index = w->pool.fresh * sizeof(struct wl_entry) + w->batch_fresh * sizeof(struct wl_batch);
 }
 
@@ -527,6 +540,7 @@ void wlog_get_info(const struct wlog *w, struct wlog_info *ret)
 		.sequence = w->next_seq,
 		.clean = w->sb.flags & WL_SB_FLAG_CLEAN,
 		.failed = w->failed,
+		.survives_kill = w->relic.kept,
 		.degraded = in_sync < w->dev.n,
 		.rebuilding = w->rebuild_running,
 		.rebuild_error = w->rebuild_running ? 0 : w->rebuild_error,
@@ -613,11 +627,11 @@ void *wlog_status(struct wlog *w)
 		json_array_append_new(devs, json_pack("{s:s, s:s}", "device", w->dev.disk[n] ? w->dev.disk[n]->name : "",
 			"state", !w->dev.disk[n] ? "missing" : w->dev.in_sync[n] ? "in sync" :
 				 w->dev.rebuilding ? "rebuilding" : is_hanging(w, n) ? "hanging" : "out"));
-	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
 		"uuid", uuid_format(&i.uuid, uuid), "size", (json_int_t)i.size, "segment_size", (json_int_t)i.segment_size,
 		"used_bytes", (json_int_t)i.used_bytes, "memory_limit", (json_int_t)i.memory_limit,
 		"index_bytes", (json_int_t)i.memory_bytes, "sequence", (json_int_t)i.sequence, "failed", i.failed,
-		"degraded", i.degraded, "rebuilding", i.rebuilding, "commits", (json_int_t)i.commits,
+		"degraded", i.degraded, "rebuilding", i.rebuilding, "survives_kill", i.survives_kill, "commits", (json_int_t)i.commits,
 		"commit_bytes", (json_int_t)i.commit_bytes, "write_waits_ns", (json_int_t)i.write_waits_ns,
 		"commits_foreseen", (json_int_t)i.commits_foreseen,
 		"rebuild_done", (json_int_t)w->rebuild_done, "rebuild_total", (json_int_t)w->rebuild_total,

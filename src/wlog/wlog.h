@@ -37,6 +37,7 @@ enum wlog_destage {
 struct wlog_format_opts {
 	uint32_t segment_size;	/* power of two, 1..64 MiB; 0: chosen from the size (4 MiB, less for small logs) */
 	bool force;		/* format over a log that holds dirty data */
+	const char *relic_dir;	/* as in struct wlog_config: what it holds of the old log goes */
 	bool small;		/* segments down to 64 KiB and any size of at least 8 segments (tests) */
 	bool no_prewrite;	/* do not write the device once with zeroes (tests) */
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
@@ -64,9 +65,20 @@ struct wlog_config {
 	 * whose data is damaged, or cannot be read, is left out when it is destaged, and the image keeps what it held there.
 	 */
 	bool ignore_damage;
+	/*
+	 * A folder in memory (tmpfs) where what is acknowledged and not yet in the log outlives this process: relic.h. NULL: it does not. Tests give memory
+	 * of their own instead, wl_relic_size() bytes, and are told of each step at which a kill could fall.
+	 */
+	const char *relic_dir;
+	void *relic_mem;
+	void (*relic_step)(void *arg, const char *where);
+	void *relic_arg;
 	void (*on_lost)(void *arg, const char *volume, uint64_t rno, uint64_t off, uint64_t len); /* told what is left out; NULL: the log's messages */
 	void *on_lost_arg;
 };
+
+/* The folder for wlog_config.relic_dir: /dev/shm, or what the environment says (WEIR_SHM_DIR). */
+const char *wlog_relic_dir(void);
 
 /*
  * Opens and recovers: reads the superblock and the index of each segment, verifies the tail, and is usable at once. The devices become the log's
@@ -159,6 +171,7 @@ struct wlog_info {
 	uint64_t size, segment_size, used_bytes, memory_bytes, memory_limit;
 	uint64_t sequence;	/* of the next batch */
 	bool clean, failed, degraded, rebuilding;
+	bool survives_kill;	/* what was acknowledged from memory outlives a killed process */
 	int rebuild_error;	/* of the last rebuild that ended */
 	uint64_t rebuild_done, rebuild_total;
 	uint64_t write_waits_ns; /* how long the device write in progress has been waiting */
@@ -171,6 +184,8 @@ struct wlog_info {
 
 /* Bytes of its buffers, whose size does not change, and of its index of what is dirty. */
 void wlog_memory(const struct wlog *w, uint64_t *ret_buffers, uint64_t *ret_index);
+/* Of the buffers, what lies in memory that outlives the process, and is resident. */
+uint64_t wlog_shared_memory(const struct wlog *w);
 void wlog_get_info(const struct wlog *w, struct wlog_info *ret);
 /* 0, or -ENOENT beyond the last. */
 int wlog_get_volume(const struct wlog *w, unsigned index, struct wlog_volume_info *ret);

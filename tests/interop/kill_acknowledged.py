@@ -1,0 +1,209 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT
+"""What was acknowledged and not flushed outlives SIGKILL of the server: with a log, whoever lives on finds all of it at the next start.
+
+usage: kill_acknowledged.py WEIR
+"""
+import random
+import stat
+
+from harness import *
+from serve_lib import *
+
+if not nbd:
+    skip("python3-libnbd is not installed")
+
+SIZE, LOG = 4 * MIB, 64 * MIB
+SEED = seed()
+rng = random.Random(SEED)
+SHM = os.environ["WEIR_SHM_DIR"]
+UNIT = 512
+
+
+class Volume:
+    """A disk and what it has to hold."""
+
+    def __init__(self, name):
+        self.name, self.want, self.h = name, bytearray(SIZE), None
+
+    def connect(self, w):
+        self.h = nbd.NBD()
+        self.h.connect_uri(w.uri(self.name))
+
+    def change(self):
+        """One acknowledged request, of one of all kinds and sizes: from a sector to a group of several batches."""
+        kind = rng.choice("wwwwwzd")
+        n = UNIT * (rng.randrange(1, 64) if rng.random() < 0.9 else rng.randrange(600, 5000))
+        off = rng.randrange(SIZE // UNIT) * UNIT
+        n = min(n, SIZE - off)
+        if kind == "w":
+            data = rng.randbytes(n)
+            self.h.pwrite(data, off)
+            self.want[off:off + n] = data
+            return
+        if kind == "z":
+            self.h.zero(n, off, rng.choice((0, nbd.CMD_FLAG_NO_HOLE)))
+        else:
+            off, n = off // 4096 * 4096, max(n // 4096, 1) * 4096
+            self.h.trim(n, off)
+        self.want[off:off + n] = bytes(n)
+
+    def flush(self):
+        self.h.flush()
+
+    def holds(self, what):
+        got = self.h.pread(SIZE, 0)
+        if got != self.want:
+            at = next(i for i in range(0, SIZE, UNIT) if got[i:i + UNIT] != self.want[i:i + UNIT])
+            raise AssertionError("%s: %s: sector %d is not what was acknowledged (seed %d)" % (what, self.name, at // UNIT, SEED))
+
+
+def serve(volumes, logs, *more, **kw):
+    args = [a for v in volumes for a in ("--name", v.name)]
+    w = Serve(*args, *[a for log in logs for a in ("--log", log)], *more, *[v.name + ".img" for v in volumes], **kw)
+    for v in volumes:
+        v.connect(w)
+    return w
+
+
+def make(names, logs):
+    for n in names:
+        with open(n + ".img", "wb") as f:
+            f.truncate(SIZE)
+    run(WEIR, "log", "create", "--force", *["%s" % log for log in logs], "--size", str(LOG))
+    return [Volume(n) for n in names]
+
+
+def first_flush(volumes):
+    """From the first flush on, writes are acknowledged from memory."""
+    for v in volumes:
+        v.flush()
+
+
+def what_was_acknowledged_is_there():
+    vols = make("ab", ["l"])
+    for i in range(6):
+        with serve(vols, ["l"]) as w:
+            for v in vols:
+                v.holds("round %d" % i)
+            first_flush(vols)
+            for _ in range(rng.randrange(1, 120)):
+                rng.choice(vols).change()
+            require(w.status()["log"]["survives_kill"], "survives_kill")
+            w.kill()
+    # Only one of them is served; the other one has lost nothing by that.
+    with serve(vols[:1], ["l"]) as w:
+        vols[0].holds("served alone")
+        w.kill()
+    with serve(vols, ["l"]) as w:
+        for v in vols:
+            v.holds("after the other one was served alone")
+        w.end()
+    with serve(vols, ["l"]) as w:
+        for v in vols:
+            v.holds("after a stop in order")
+
+
+def a_volume_that_is_not_served_loses_nothing():
+    vols = make("ab", ["l"])
+    with serve(vols, ["l"]) as w:
+        first_flush(vols)
+        for _ in range(40):
+            rng.choice(vols).change()
+        w.kill()
+    with serve(vols[:1], ["l"]) as w:
+        vols[0].holds("served alone")
+        w.kill()
+    p = run(WEIR, "log", "drain", "l")
+    require(p.returncode == 0, p.stderr)
+    with serve(vols, ["l"]) as w:
+        for v in vols:
+            v.holds("both again")
+
+
+def of_a_mirror_one_side_is_enough():
+    vols = make("a", ["l", "m"])
+    for logs in (["l", "m"], ["m"], ["m"]):
+        with serve(vols, logs) as w:
+            vols[0].holds("sides " + " ".join(logs))
+            first_flush(vols)
+            for _ in range(30):
+                vols[0].change()
+            w.kill()
+    with serve(vols, ["l", "m"]) as w:
+        vols[0].holds("the side that was left behind is back")
+        w.end()
+
+
+def a_start_that_is_killed_is_like_the_first():
+    """Wherever it was: what it had not finished is finished by the next one."""
+    vols = make("a", ["l"])
+    for i in range(8):
+        with serve(vols, ["l"]) as w:
+            vols[0].holds("round %d" % i)
+            first_flush(vols)
+            for _ in range(60):
+                vols[0].change()
+            w.kill()
+        for _ in range(3):
+            p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:x.nbd", "--log", "l", "--name", "a", "a.img"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(rng.random() * 0.02)
+            p.kill()
+            p.wait()
+
+
+def kept(w):
+    return "%s/weir-log-%s" % (SHM, w.status()["log"]["uuid"])
+
+
+def what_is_not_ours_is_left_alone():
+    """It is ours alone; what is not is left alone, and told; memory goes back."""
+    vols = make("a", ["l"])
+    with serve(vols, ["l"]) as w:
+        path = kept(w)
+        st = os.stat(path)
+        equal(stat.S_IMODE(st.st_mode), 0o600, "mode")
+        require(st.st_blocks * 512 < 8 * MIB, "little memory is taken before it is used")
+        w.end()
+    require(not os.path.exists(path) or os.stat(path).st_size == 0, "nothing is left by a stop in order")
+    for how in ("link", "mode", "folder"):
+        if os.path.exists(path):
+            os.remove(path)
+        with open("other", "wb") as f:
+            f.write(b"x" * 100000)
+        if how == "link":
+            os.symlink(os.path.abspath("other"), path)
+        elif how == "mode":
+            shutil.copy("other", path)
+            os.chmod(path, 0o644)
+        env = {"WEIR_SHM_DIR": os.path.abspath("nowhere")} if how == "folder" else None
+        with serve(vols, ["l"], env=env) as w:
+            require("what was acknowledged and not flushed is lost" in w.text(), "%s: it is told: %s" % (how, w.text()))
+            require(not w.status()["log"]["survives_kill"], "and reported")
+            w.end()
+        with open("other", "rb") as f:
+            require(f.read() == b"x" * 100000, "what is not ours is left alone")
+    os.path.exists(path) and os.remove(path)
+
+
+def damage_is_refused():
+    vols = make("a", ["l"])
+    with serve(vols, ["l"]) as w:
+        first_flush(vols)
+        for _ in range(20):
+            vols[0].h.pwrite(rng.randbytes(8192), rng.randrange(400) * 8192)
+        path = kept(w)
+        w.kill()
+    with open(path, "r+b") as f:
+        f.truncate(MIB)
+    p = subprocess.run([WEIR, "serve", "--nbd", "unix:x.nbd", "--log", "l", "--name", "a", "a.img"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT)
+    require(p.returncode == 1 and b"is damaged" in p.stdout and path.encode() in p.stdout, p.stdout)
+    run(WEIR, "log", "check", "l")
+    os.remove(path)
+    with serve(vols, ["l"]) as w:
+        w.end()
+
+
+tests = (what_was_acknowledged_is_there, a_volume_that_is_not_served_loses_nothing, of_a_mirror_one_side_is_enough,
+         a_start_that_is_killed_is_like_the_first, what_is_not_ours_is_left_alone, damage_is_refused)
+sys.exit(run_tests(tests, folders=True))
