@@ -44,6 +44,7 @@ struct scenario {
 	unsigned cluster_bits;
 	bool ext_l2;
 	uint64_t cache;		/* bytes of a read cache below the log, in small chunks; 0: none */
+	bool kill;		/* not the power is cut, but the process ends: the log's memory is kept */
 	bool lying;		/* self-test: flushes and FUA never reach the image */
 	unsigned nvols, nsides;
 	bool spare;		/* a device log2 that can replace a side */
@@ -61,8 +62,11 @@ struct scenario {
 void scenario_init(struct scenario *sc, const char *variant, uint64_t seed);
 void scenario_print(const struct scenario *sc);
 
+struct relic_copy;
+
 struct snap {
 	struct powercut *p;
+	struct relic_copy *relic;	/* what the log had in memory that outlives a kill; NULL: nothing */
 	uint64_t at;		/* the tick of the cut */
 	uint64_t time_ns;	/* the clock at the cut */
 	uint64_t n;		/* number of the cut */
@@ -82,6 +86,10 @@ struct snaps {
 struct world {
 	const struct scenario *sc;
 	struct powercut *p;
+	struct relic_copy *relic;	/* for the first open */
+	bool opened;
+	bool forgetful;		/* the memory was lost after all, with the machine */
+	uint64_t steps;
 	uint64_t clock;
 	uint64_t time_ns;	/* the latest known to have passed, before the next run */
 	struct model *model[CRASH_VOLUMES];
@@ -126,6 +134,8 @@ void world_take(struct world *w, const char *where);
 void world_drop_snaps(struct world *w);
 /* Moves the histories to a world that has nothing else. */
 struct world *world_take_histories(struct world *w);
+/* Another instant to cut at. */
+void world_instant(struct world *w, const char *where);
 /* A durable answer: another instant to cut at. */
 void world_answered(struct world *w);
 
@@ -138,6 +148,13 @@ co_fn int co_world_close(struct world *w);
 co_fn uint8_t *co_world_read(struct world *w, unsigned vol);
 /* What the image holds by itself. */
 uint8_t *world_image(struct world *w, unsigned vol);
+
+/* --- relic.c --- */
+
+struct relic_copy *relic_copy(const struct world *w);
+void relic_free(struct relic_copy *c);	/* NULL is fine */
+/* Of a world of kills: gives the log its memory, with what was left there when it is opened first. */
+void relic_open(struct world *w, struct wlog_config *config);
 
 /* --- work.c --- */
 

@@ -175,6 +175,8 @@ static void adjust_lying_bare(struct scenario *sc, struct rng *r)
 
 const struct variant crash_variants[] = {
 	{ "cut", "a cut at any write leaves a prefix that covers the last flush", run_cut, NULL },
+	{ "kill", "a killed process loses nothing that it had acknowledged, flushed or not", run_cut, adjust_kill },
+	{ "kill-again", "the same if the process is killed again while it recovers, or a side of the mirror is missing", run_recut, adjust_kill },
 	{ "recut", "a second cut during recovery, drain or later work is like the first", run_recut, NULL },
 	{ "full", "the same while the quota is exhausted and writers wait", run_cut, adjust_full },
 	{ "clean", "the same while data of a hanging volume is brought forward in a full ring", run_clean, adjust_clean },

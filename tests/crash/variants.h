@@ -9,6 +9,7 @@
 /* Opens the closed log again: all that was acknowledged is there; drains, and the images alone hold it. Closes. */
 co_fn void co_verify_closed(struct world *w);
 
+void adjust_kill(struct scenario *sc, struct rng *r);
 void run_error(const struct scenario *sc);
 void run_dead(const struct scenario *sc);
 void run_stall(const struct scenario *sc);

@@ -134,7 +134,7 @@ static void note_result(struct worker *k, const struct request *q, bool was_stic
 		if (was_sticky && (q->kind == MODEL_FLUSH || q->fua))
 			crash_fail("sticky", "volume %u: a %s succeeded after a flush had failed", k->vol,
 				   q->kind == MODEL_FLUSH ? "flush" : "FUA request");
-		if (q->kind == MODEL_FLUSH || q->fua || w->sc->vol[k->vol].mode == WLOG_MODE_WRITE)
+		if (q->kind == MODEL_FLUSH || q->fua || w->sc->kill || w->sc->vol[k->vol].mode == WLOG_MODE_WRITE)
 			world_answered(w);
 		return;
 	}

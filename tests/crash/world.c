@@ -68,8 +68,10 @@ struct world *world_create(const struct scenario *sc)
 
 void world_drop_snaps(struct world *w)
 {
-	for (unsigned i = 0; i < w->snaps.n; i++)
+	for (unsigned i = 0; i < w->snaps.n; i++) {
 		powercut_destroy(w->snaps.v[i].p);
+		relic_free(w->snaps.v[i].relic);
+	}
 	w->snaps.n = 0;
 }
 
@@ -82,6 +84,7 @@ void world_destroy(struct world *w)
 	for (unsigned i = 0; i < CRASH_VOLUMES; i++)
 		model_destroy(w->model[i]);
 	powercut_destroy(w->p);
+	relic_free(w->relic);
 	free(w);
 }
 
@@ -120,7 +123,7 @@ static void take(struct world *w, uint64_t n, uint64_t seed, const char *where)
 			abort();
 	}
 	s->v[s->n++] = (struct snap){ .p = powercut_fork(w->p, w->sc->seed * 1000003 + seed), .at = w->clock, .n = n,
-				      .time_ns = rt_now_ns(), .recovering = !w->known, .where = where };
+				      .relic = relic_copy(w), .time_ns = rt_now_ns(), .recovering = !w->known, .where = where };
 }
 
 void world_take(struct world *w, const char *where)
@@ -128,7 +131,7 @@ void world_take(struct world *w, const char *where)
 	take(w, w->snaps.seen, ~w->snaps.seen, where);
 }
 
-static void instant(struct world *w, const char *where)
+void world_instant(struct world *w, const char *where)
 {
 	struct snaps *s = &w->snaps;
 	uint64_t n;
@@ -154,7 +157,7 @@ static int on_io(void *arg, struct powercut_dev *dev, enum disk_op op, uint64_t 
 		       op == DISK_OP_DISCARD ? "discard" : "write", (unsigned long long)off, (unsigned long long)len,
 		       flags & DISK_FUA ? " fua" : "");
 	if (op != DISK_OP_READ && op != DISK_OP_EXTENT)
-		instant(w, powercut_dev_name(dev));
+		world_instant(w, powercut_dev_name(dev));
 	return w->hook ? w->hook(w->hook_arg, dev, op, off, len, flags) : 0;
 }
 
@@ -175,7 +178,7 @@ void world_disarm(struct world *w)
 
 void world_answered(struct world *w)
 {
-	instant(w, "an answer");
+	world_instant(w, "an answer");
 }
 
 /* --- Open and close --- */
@@ -282,7 +285,10 @@ static co_fn int co_open_log(struct world *w, struct err *err)
 
 	if (!n)
 		return err_set(err, -ESHUTDOWN, "the power is off");
-	ret = co_wlog_open(dev, n, &w->sc->log, &w->log, err);
+	struct wlog_config config = w->sc->log;
+
+	relic_open(w, &config);
+	ret = co_wlog_open(dev, n, &config, &w->log, err);
 	if (ret) {
 		w->log = NULL;
 		co_close_all(dev, n);
