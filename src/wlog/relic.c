@@ -226,7 +226,7 @@ static int check_content(struct completion *c, const struct wl_bhead *h, const u
 		struct wl_desc d;
 
 		wl_desc_decode(desc + i * WL_D_SIZE, &d);
-		if (!wl_desc_is_sane(&d, h))
+		if (!wl_desc_is_sane(&d, h) || (c->w->by_slot[d.volume] && d.off + d.len > align_up(c->w->sb.vol[d.volume].size, 65536)))
 			return bad(c, "has an impossible record");
 		if (d.type == WL_WRITE && crc32c(0, p + d.data, d.len) != d.crc)
 			return bad(c, "has a record that does not match its checksum");
