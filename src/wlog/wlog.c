@@ -627,11 +627,11 @@ void *wlog_status(struct wlog *w)
 		json_array_append_new(devs, json_pack("{s:s, s:s}", "device", w->dev.disk[n] ? w->dev.disk[n]->name : "",
 			"state", !w->dev.disk[n] ? "missing" : w->dev.in_sync[n] ? "in sync" :
 				 w->dev.rebuilding ? "rebuilding" : is_hanging(w, n) ? "hanging" : "out"));
-	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
 		"uuid", uuid_format(&i.uuid, uuid), "size", (json_int_t)i.size, "segment_size", (json_int_t)i.segment_size,
 		"used_bytes", (json_int_t)i.used_bytes, "memory_limit", (json_int_t)i.memory_limit,
 		"index_bytes", (json_int_t)i.memory_bytes, "sequence", (json_int_t)i.sequence, "failed", i.failed,
-		"degraded", i.degraded, "rebuilding", i.rebuilding, "survives_kill", i.survives_kill, "commits", (json_int_t)i.commits,
+		"degraded", i.degraded, "rebuilding", i.rebuilding, "survives_kill", w->config.read_only ? json_null() : json_boolean(i.survives_kill), "commits", (json_int_t)i.commits,
 		"commit_bytes", (json_int_t)i.commit_bytes, "write_waits_ns", (json_int_t)i.write_waits_ns,
 		"commits_foreseen", (json_int_t)i.commits_foreseen,
 		"rebuild_done", (json_int_t)w->rebuild_done, "rebuild_total", (json_int_t)w->rebuild_total,

@@ -82,7 +82,7 @@ def first_flush(volumes):
 
 def what_was_acknowledged_is_there():
     vols = make("ab", ["l"])
-    for i in range(6):
+    for i in range(4):
         with serve(vols, ["l"]) as w:
             for v in vols:
                 v.holds("round %d" % i)
@@ -138,14 +138,14 @@ def of_a_mirror_one_side_is_enough():
 def a_start_that_is_killed_is_like_the_first():
     """Wherever it was: what it had not finished is finished by the next one."""
     vols = make("a", ["l"])
-    for i in range(8):
+    for i in range(5):
         with serve(vols, ["l"]) as w:
             vols[0].holds("round %d" % i)
             first_flush(vols)
             for _ in range(60):
                 vols[0].change()
             w.kill()
-        for _ in range(3):
+        for _ in range(2):
             p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:x.nbd", "--log", "l", "--name", "a", "a.img"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             time.sleep(rng.random() * 0.02)
             p.kill()
@@ -186,6 +186,34 @@ def what_is_not_ours_is_left_alone():
     os.path.exists(path) and os.remove(path)
 
 
+def without_memory_it_goes_on_as_ever():
+    """Too little from the start, or later."""
+    if os.geteuid():
+        skip("only root can mount a small tmpfs")
+    os.mkdir("small")
+    vols = make("a", ["l"])
+    for size, told_at_once in ((1, True), (5, False)):
+        if run("mount", "-t", "tmpfs", "-o", "size=%dM" % size, "tmpfs", "small").returncode:
+            skip("no tmpfs can be mounted here")
+        try:
+            with serve(vols, ["l"], env={"WEIR_SHM_DIR": os.path.abspath("small")}) as w:
+                equal(w.status()["log"]["survives_kill"], not told_at_once, "with %d MiB it survives" % size)
+                vols[0].holds("before")
+                first_flush(vols)
+                for _ in range(5):
+                    data = rng.randbytes(SIZE // 4)
+                    for off in range(0, SIZE, SIZE // 4):
+                        vols[0].h.pwrite(data, off)
+                        vols[0].want[off:off + SIZE // 4] = data
+                require("no memory" in w.text() or "no more memory" in w.text(), w.text())
+                equal(w.status()["log"]["survives_kill"], False, "and now not")
+                equal(os.listdir("small"), [], "what cannot be used is not left there")
+                vols[0].holds("still served")
+                w.end()
+        finally:
+            run("umount", "-l", "small")
+
+
 def damage_is_refused():
     vols = make("a", ["l"])
     with serve(vols, ["l"]) as w:
@@ -205,5 +233,5 @@ def damage_is_refused():
 
 
 tests = (what_was_acknowledged_is_there, a_volume_that_is_not_served_loses_nothing, of_a_mirror_one_side_is_enough,
-         a_start_that_is_killed_is_like_the_first, what_is_not_ours_is_left_alone, damage_is_refused)
+         a_start_that_is_killed_is_like_the_first, what_is_not_ours_is_left_alone, damage_is_refused, without_memory_it_goes_on_as_ever)
 sys.exit(run_tests(tests, folders=True))
