@@ -8,6 +8,7 @@ usage: test_qemu.py WEIR CACHE [TEST ...]
 """
 import os
 import re
+import subprocess
 import threading
 import time
 
@@ -99,14 +100,16 @@ class Killer(threading.Thread):
 
 def queues_kills_on_both_sides_a_resize_and_the_cache_mode(weir, cache, folder):
     """
-    weir is killed with SIGKILL several times while fio writes: the guest sees no error, its data verify, its file system is clean. QEMU is killed while files are
+    weir, with a log, is killed with SIGKILL several times while fio writes: the guest sees no error, its data verify, its file system is clean. QEMU is killed while files are
     written and synced: what was synced is there, in a file system that recovers.
     """
     disk = os.path.join(folder, "disk")
     with open(disk, "wb") as f:
         f.truncate(128 * MIB)
-    # so slow that what was in flight a moment ago still is
-    w = Weir(weir, folder, ["delay:write=20ms:" + disk])
+    # Most writes are acknowledged from memory, which a kill must not lose; and the log is so slow that what was in flight a moment ago still is.
+    log = os.path.join(folder, "log")
+    subprocess.run([weir, "log", "create", log, "--size", "64M"], check=True, timeout=60)
+    w = Weir(weir, folder, [disk], ["--log", "delay:write=20ms:" + log])
     killer, seen, end = Killer(w), {}, {}
     g = Guest("qemu", cache, w.sockets, GUEST, at={"kill": killer.start, "wrote": lambda: seen.update(w.device()), "die": KILL,
                                                        "through": lambda: end.update(w.device())}, queues=4, cpus=2, reconnect=1)
