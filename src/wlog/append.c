@@ -149,11 +149,11 @@ static uint8_t *mem_reserve(struct wlog *w, uint64_t cap)
 
 void wl_mem_trim(struct wlog *w)
 {
-	if (!list_empty(&w->batches) || w->mem_head == 0)
+	if (!list_empty(&w->batches))
 		return;
 	if (w->relic.head)
 		wl_relic_trim(w);
-	else
+	else if (w->mem_head > 0)
 		madvise(w->mem, w->mem_size, MADV_DONTNEED);
 	w->mem_head = 0;
 	w->mem_first = NULL;

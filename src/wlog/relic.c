@@ -22,6 +22,7 @@
 
 #define LOCK_WAIT_NS 10000000000ull
 #define LOCK_POLL_NS 20000000ull
+#define REST_NS 10000000000ull	/* without a write, before memory is given back: its pages are small, and dear to get again */
 
 static const char magic[8] = { 'W', 'E', 'I', 'R', 'R', 'L', 'I', 'C' };
 
@@ -579,7 +580,7 @@ void wl_relic_trim(struct wlog *w)
 	struct wl_relic *k = &w->relic;
 	uint64_t first = min((uint64_t)WL_RELIC_CHUNK, w->mem_size);
 
-	if (k->fd < 0 || k->reserved <= first)
+	if (k->fd < 0 || k->reserved <= first || rt_now_ns() - w->open_since_ns < REST_NS)
 		return;
 	if (madvise(w->mem + first, k->reserved - first, MADV_REMOVE) == 0)
 		k->reserved = first;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* What a killed process left in memory: it is believed only where it can be true, and nothing of it is lost on the way to the log. */
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "util/rng.h"
 #include "wlog_env.h"
 
@@ -347,6 +350,52 @@ static void a_side_that_was_away_does_not_pass_for_one_that_has_it(void)
 	env_run(config(2), co_one_side);
 }
 
+/* --- The file --- */
+
+static char folder[] = "/dev/shm/weir-test-XXXXXX";
+
+static uint64_t bytes_of(const struct env *e)
+{
+	struct stat st;
+
+	return stat(e->w->relic.path, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+static co_fn void co_memory(struct env *e)
+{
+	char path[256];
+
+	co_env_start(e, 1, NULL);
+	CHECK(e->w->relic.kept && bytes_of(e) < 4 << 20);
+	for (unsigned round = 1; round <= 2; round++) {
+		for (unsigned i = 0; i < 1000; i += 20)
+			co_put(e, 0, i, 20, round);
+		CHECK(bytes_of(e) > 4 << 20);
+		CHECK_EQ(co_wlog_drain(e->w, NULL, NULL, NULL), 0);
+		EXPECT_BLOCKS(e, 0, 0, 1000, round);
+		co_sleep_ns(20 * SEC);
+		CHECK(bytes_of(e) < 4 << 20);
+	}
+	strcpy(path, e->w->relic.path);
+	CHECK_EQ(co_env_close(e), 0);
+	CHECK(access(path, F_OK) < 0);
+}
+
+static void memory_goes_back_when_nothing_is_dirty(void)
+{
+	struct env_config c = *config(1);
+
+	if (!mkdtemp(folder)) {
+		printf("not tested: no /dev/shm\n");
+		return;
+	}
+	c.log.relic_mem = NULL;
+	c.log.no_destage = false;
+	c.log.relic_dir = folder;
+	env_run(&c, co_memory);
+	CHECK_EQ(rmdir(folder), 0);
+}
+
 int main(int argc, char **argv)
 {
 	log_set_level(LOG_NONE);
@@ -356,5 +405,6 @@ int main(int argc, char **argv)
 	RUN(damage_is_refused_or_without_effect);
 	RUN(a_device_that_fails_meanwhile_loses_nothing);
 	RUN(a_side_that_was_away_does_not_pass_for_one_that_has_it);
+	RUN(memory_goes_back_when_nothing_is_dirty);
 	return 0;
 }
