@@ -143,8 +143,7 @@ static uint8_t *mem_reserve(struct wlog *w, uint64_t cap)
 	}
 	if (!evict(w, w->mem + w->mem_head, cap))
 		return NULL;
-	wl_relic_reserve(w, w->mem_head + cap);
-	return w->mem + w->mem_head;
+	return wl_relic_reserve(w, w->mem_head + cap) ? w->mem + w->mem_head : NULL;
 }
 
 void wl_mem_trim(struct wlog *w)

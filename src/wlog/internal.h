@@ -287,8 +287,8 @@ void wl_relic_begin(struct wlog *w);
 /* Everything is in the log. */
 void wl_relic_end(struct wlog *w);
 void wl_relic_fini(struct wlog *w);
-/* Room for the ring up to `end` bytes. */
-void wl_relic_reserve(struct wlog *w, uint64_t end);
+/* Room for the ring up to `end` bytes. False: there is none at all, and the log has failed. */
+bool wl_relic_reserve(struct wlog *w, uint64_t end);
 void wl_relic_trim(struct wlog *w);
 /* Bytes beside the ring and what a log has without it. */
 uint64_t wl_relic_overhead(const struct wlog *w);

@@ -331,6 +331,8 @@ static int find_range(struct completion *c, uint64_t size)
 		return bad(c, "says a size that it does not have");
 	if (h->last < h->written || h->last - h->written >= h->slots || h->written == UINT64_MAX)
 		return bad(c, "says impossible numbers");
+	if (h->written == h->last)
+		return 0;	/* nothing, or it is in the log since an open that went no further */
 	/* What the superblock knows to be durable is. */
 	c->first = max(h->written, c->w->sb.durable_seq) + 1;
 	c->last = h->last;
@@ -371,12 +373,10 @@ static co_fn int co_write_batches(struct completion *c, struct err *err)
 		r = load(c, seq, w->clean_buf, &s, &h);
 		if (r == 0)
 			r = co_wl_dev_write(w, s.pos, w->clean_buf, h.length);
+		/* What is left out stays so: with the last one in the same store, or the next open would not understand what it finds. */
 		if (r == 0)
-			r = store_written(w, seq);
+			r = store_written(w, seq == c->last ? c->head.last : seq);
 	}
-	/* What is left out stays so. */
-	if (r == 0)
-		r = store_written(w, c->head.last);
 	if (r < 0)
 		return err_errno(err, r, "write log: what a killed server had acknowledged and not written yet cannot be written to the log; it stays in %s, and is "
 				 "written when the log is opened next", w->relic.path);
@@ -405,6 +405,16 @@ static co_fn int co_complete(struct completion *c, uint64_t size, struct err *er
 		       seq > c->first ? "a batch " : "it ", c->what);
 }
 
+/* The device is behind who was killed: a side of the mirror that had been dropped, or an older copy. To go on would leave that server's work to nobody. */
+static bool is_ahead(const struct wlog *w, const struct wl_relic_head *h)
+{
+	char boot[sizeof(h->boot)];
+
+	boot_id(boot, sizeof(boot));
+	return !memcmp(h->magic, magic, sizeof(magic)) && h->version == WL_RELIC_VERSION && uuid_equal(&h->log, &w->sb.uuid) &&
+	       !memcmp(h->boot, boot, sizeof(boot)) && h->generation > w->sb.generation && h->last != h->written && !w->config.ignore_damage;
+}
+
 /* Does it belong to the log as it is now? */
 static bool is_current(struct wlog *w, const struct wl_relic_head *h)
 {
@@ -431,7 +441,7 @@ static bool is_current(struct wlog *w, const struct wl_relic_head *h)
 
 co_fn int co_wl_relic_complete(struct wlog *w, struct err *err)
 {
-	struct completion c = { .w = w };
+	struct completion c = { .w = w, .first = 1 };
 	struct wl_relic *k = &w->relic;
 	const char *what = NULL;
 	uint64_t size;
@@ -455,7 +465,12 @@ co_fn int co_wl_relic_complete(struct wlog *w, struct err *err)
 	} else {
 		return 0;
 	}
-	if (size < sizeof(c.head) || fetch(w, 0, &c.head, sizeof(c.head)) < 0 || !is_current(w, &c.head))
+	if (size < sizeof(c.head) || fetch(w, 0, &c.head, sizeof(c.head)) < 0)
+		return 0;
+	if (is_ahead(w, &c.head))
+		return err_set(err, -ESTALE, "write log: this device is older than the server that was killed on this host, whose last writes are in %s: name the other side of "
+			       "the mirror, or the device that it had. To lose them, remove the file or say --ignore-damage", k->path);
+	if (!is_current(w, &c.head))
 		return 0;
 	k->completing = true;
 	r = co_complete(&c, size, err);
@@ -470,7 +485,12 @@ static int take_memory(struct wl_relic *k, uint64_t from, uint64_t to)
 {
 	if (k->fd < 0)
 		return 0;
-	return fallocate(k->fd, 0, from, to - from) < 0 ? -errno : 0;
+	int r;
+
+	do
+		r = fallocate(k->fd, 0, from, to - from) < 0 ? -errno : 0;
+	while (r == -EINTR);	/* work of io_uring for this thread is enough for that */
+	return r;
 }
 
 /* The same for the ring, with its pages: a hundred faults cost more than one call. */
@@ -553,26 +573,29 @@ void wl_relic_begin(struct wlog *w)
 	shm_publish64((uint64_t *)(void *)k->head->magic, word);
 }
 
-void wl_relic_reserve(struct wlog *w, uint64_t end)
+bool wl_relic_reserve(struct wlog *w, uint64_t end)
 {
 	struct wl_relic *k = &w->relic;
 
 	if (!k->head || k->fd < 0 || end <= k->reserved)
-		return;
+		return true;
 	uint64_t upto = min(align_up(end, WL_RELIC_CHUNK), w->mem_size);
 	int r = take_ring(w, k->reserved, upto);
 
 	if (r == 0) {
 		k->reserved = upto;
-		return;
+		return true;
 	}
 	/* The rest of the ring is memory of our own; what the file holds is not to be believed any more. */
 	shm_publish64((uint64_t *)(void *)k->head->magic, 0);
 	unlink(k->path);
-	if (mmap(w->mem + k->reserved, w->mem_size - k->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+	if (mmap(w->mem + k->reserved, w->mem_size - k->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
 		wl_fail(w, -ENOMEM, "the memory of the log");
+		return false;
+	}
 	k->reserved = w->mem_size;
 	go_without(w, "there is no more memory for it", -r);
+	return true;
 }
 
 void wl_relic_trim(struct wlog *w)

@@ -127,6 +127,16 @@ static co_fn void co_not_ours(struct env *e)
 			h->log.b[3] ^= 1;
 		if (how == 3)
 			h->boot[2] ^= 1;
+		if (how == 1) {
+			/* A device that is behind who was killed gets nothing, and who has the right one finds all. */
+			CHECK_EQ(co_env_try_open(&c), -ESTALE);
+			h->generation--;
+			co_env_open(&c);
+			co_env_attach(&c, 0, NULL);
+			co_check_all(&c);
+			CHECK_EQ(co_env_close(&c), 0);
+			continue;
+		}
 		co_env_open(&c);
 		co_env_attach(&c, 0, NULL);
 		EXPECT_BLOCKS(&c, 0, 0, FLUSHED, 1);
@@ -279,6 +289,46 @@ static void a_device_that_fails_meanwhile_loses_nothing(void)
 	env_run(config(1), co_failing);
 }
 
+static int fail_superblocks(void *arg, struct powercut_dev *dev, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	return op == DISK_OP_WRITE && off < WL_FIRST_SEGMENT ? -EIO : 0;
+}
+
+/* Killed while a group was put in behind `records` others, and then a start that has written what was left goes no further. */
+static co_fn void co_failing_later(struct env *e)
+{
+	for (unsigned records = 0; records <= 2; records += 2) {
+		struct wl_relic_head *h = (void *)memory;
+		struct env c;
+
+		env_fini(e);
+		env_init(e, config(1));
+		co_leave_something(e);
+		kill_it(e, &c);
+		h->group_seq = h->last;
+		h->group_fill = records ? h->fill : 0;
+		powercut_set_hook(c.p, fail_superblocks, NULL);
+		CHECK_EQ(co_env_try_open(&c), -EIO);
+		CHECK_EQ(h->written, h->last);
+		powercut_set_hook(c.p, NULL, NULL);
+		co_env_open(&c);
+		co_env_attach(&c, 0, NULL);
+		EXPECT_BLOCKS(&c, 0, 0, FLUSHED, 1);
+		EXPECT_BLOCKS(&c, 0, 20, 3, 2);
+		EXPECT_BLOCKS(&c, 0, 100, 200, 3);
+		EXPECT_BLOCKS(&c, 0, 30, 1, records ? 4 : 0);
+		CHECK_EQ(co_env_close(&c), 0);
+		env_fini(&c);
+		bring_back();
+		co_end(e);
+	}
+}
+
+static void a_start_that_goes_no_further_is_like_a_kill(void)
+{
+	env_run(config(1), co_failing_later);
+}
+
 static struct env *fork_of;	/* taken at a write to the first side */
 static unsigned writes_left;
 
@@ -404,6 +454,7 @@ int main(int argc, char **argv)
 	RUN(who_only_reads_leaves_it_for_who_writes);
 	RUN(damage_is_refused_or_without_effect);
 	RUN(a_device_that_fails_meanwhile_loses_nothing);
+	RUN(a_start_that_goes_no_further_is_like_a_kill);
 	RUN(a_side_that_was_away_does_not_pass_for_one_that_has_it);
 	RUN(memory_goes_back_when_nothing_is_dirty);
 	return 0;
