@@ -461,6 +461,7 @@ int main(void)
 		free(w);
 	}
 	printf("%" PRIu64 " reads, %" PRIu64 " blocks hit\n", reads, hits);
-	CHECK(hits > reads / 10);
+	/* It is a cache that is tested. Of many worlds an eighth of the blocks hit; of the one that a sanitizer has time for, between a twentieth and that. */
+	CHECK(hits > reads / (TEST_SANITIZED ? 50 : 10));
 	return 0;
 }
