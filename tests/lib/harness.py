@@ -107,20 +107,20 @@ def equal(got, want, what):
 class Starter:
     """Runs a program many times: quick_start.c, preloaded into one process of it, forks behind what the dynamic linker has to do."""
 
-    LIBRARY = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "/")), "../../tests/lib/libquick_start.so")
+    PRELOADED = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "/")), "../../tests/lib/libquick_start.so")
     started, lock = {}, threading.Lock()
 
     def __init__(self, path):
         self.environ = dict(os.environ)
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen([path], stdin=theirs, env=dict(os.environ, LD_PRELOAD=os.path.abspath(self.LIBRARY)))
+            self.process = subprocess.Popen([path], stdin=theirs, env=dict(os.environ, LD_PRELOAD=os.path.abspath(self.PRELOADED)))
         atexit.register(self.end)
 
     @classmethod
     def of(cls, path, kw):
         """One for that program, or None where it has to be started the ordinary way."""
-        if os.path.basename(path) not in QEMU_TOOLS or set(kw) - {"input"} or not os.path.exists(cls.LIBRARY):
+        if os.path.basename(path) not in QEMU_TOOLS or set(kw) - {"input"} or not os.path.exists(cls.PRELOADED):
             return None
         if path not in cls.started:
             cls.started[path] = cls(path)
