@@ -102,10 +102,12 @@ int map_nbd_attach(const struct map_nbd *n, char device[32], struct err *err)
 static int check_alive(const char *device, uint32_t block_size, struct err *err)
 {
 	void *buf = NULL;
-	int fd = open(device, O_RDONLY | O_CLOEXEC | O_DIRECT), ret = 0;
+	int fd = open(device, O_RDONLY | O_CLOEXEC | O_DIRECT), ret = fd < 0 ? -errno : -posix_memalign(&buf, 4096, block_size);
 
-	if (fd < 0 || posix_memalign(&buf, 4096, block_size) || pread(fd, buf, block_size, 0) < 0)
-		ret = err_errno(err, -errno, "%s: does not work with its new server", device);
+	if (!ret && pread(fd, buf, block_size, 0) != (ssize_t)block_size)
+		ret = errno ? -errno : -EIO;
+	if (ret < 0)
+		err_errno(err, ret, "%s: does not work with its new server", device);
 	free(buf);
 	if (fd >= 0)
 		close(fd);

@@ -53,7 +53,7 @@ uint64_t wl_relic_overhead(const struct wlog *w)
 
 uint64_t wlog_shared_memory(const struct wlog *w)
 {
-	return w->relic.head && w->relic.fd >= 0 ? WL_BLOCK + w->relic.reserved : 0;
+	return w->relic.kept && w->relic.fd >= 0 ? WL_BLOCK + w->relic.reserved : 0;
 }
 
 const char *wlog_relic_dir(void)
@@ -98,9 +98,11 @@ static void go_without(struct wlog *w, const char *what, int error)
 			 "order, or make room in that folder", k->path, what, strerror(error));
 	k->told = true;
 	k->kept = false;
-	if (k->fd >= 0)
+	/* The lock stays as long as any of the file is mapped: who had it would empty the file, and our next store be the end of the process. */
+	if (k->fd >= 0 && !k->head) {
 		close(k->fd);
-	k->fd = -1;
+		k->fd = -1;
+	}
 }
 
 /* --- The file --- */
@@ -603,7 +605,7 @@ void wl_relic_trim(struct wlog *w)
 	struct wl_relic *k = &w->relic;
 	uint64_t first = min((uint64_t)WL_RELIC_CHUNK, w->mem_size);
 
-	if (k->fd < 0 || k->reserved <= first || rt_now_ns() - w->open_since_ns < REST_NS)
+	if (!k->kept || k->fd < 0 || k->reserved <= first || rt_now_ns() - w->open_since_ns < REST_NS)
 		return;
 	if (madvise(w->mem + first, k->reserved - first, MADV_REMOVE) == 0)
 		k->reserved = first;
@@ -632,6 +634,9 @@ void wl_relic_fini(struct wlog *w)
 			munmap(k->head, k->size);
 		w->mem = w->desc = NULL;
 		k->head = NULL;
+		/* Given up on the way: nobody is to believe what it holds, and its memory goes back. */
+		if (!k->kept && k->fd >= 0)
+			(void)!ftruncate(k->fd, 0);
 	}
 	if (k->fd >= 0)
 		close(k->fd);
