@@ -54,6 +54,9 @@
 static struct serve *the_serve;
 static struct rt_msg signal_msg[2];
 static volatile sig_atomic_t signals;
+/* What the alarm says: `last_words` once all that was written is safe and only closing is left, which is no failure. */
+static char last_words[192];
+static volatile sig_atomic_t all_safe;
 
 static void signal_arrived(struct rt_msg *m)
 {
@@ -84,8 +87,24 @@ static void handle_alarm(int sig)
 {
 	static const char text[] = "weir: stopping takes too long; exiting at once, the log is recovered at the next start\n";
 
-	(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
-	_exit(1);
+	if (!all_safe) {
+		(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+		_exit(1);
+	}
+	(void)!write(STDERR_FILENO, last_words, strlen(last_words));
+	pid_file_remove(&the_serve->pid_file);	/* system calls only */
+	_exit(0);
+}
+
+/* From here on nothing is lost, whatever hangs; and on a busy machine the alarm may well come before this thread has given up. */
+static void prepare_alarm(const struct serve *s)
+{
+	struct wlog_info info;
+
+	wlog_get_info(s->graph.log, &info);
+	snprintf(last_words, sizeof(last_words), "weir: %s%.100s hangs; exiting without it: all that was written is safe in the log\n",
+		 info.hanging ? "write log device " : "what is being closed", info.hanging ? info.hanging : "");
+	all_safe = 1;
 }
 
 static void watch_signals(struct serve *s)
@@ -447,8 +466,12 @@ static co_fn void co_stop(struct serve *s)
 		exit_hung(s, what, false);
 	if (s->clients < 0 || s->files < 0)
 		exit_hung(s, what, s->graph.log && !ret);
+	if (s->graph.log && !ret)
+		prepare_alarm(s);
 	co_end_step(s, start + CLOSE_MS * MS, co_end_graph);
 	take_results(s);
+	if (s->error)
+		all_safe = 0;
 	if (!s->closed && s->graph.log) {
 		struct wlog_info info;
 

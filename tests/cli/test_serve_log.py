@@ -400,6 +400,32 @@ def a_side_of_the_mirror_that_hangs_is_given_up_and_can_be_replaced():
             check(c.read(1) == block(7) and c.read(39) == block(8), "the new side alone")
 
 
+def a_device_that_hangs_is_no_failure_where_the_time_for_the_end_is_over():
+    """As on a machine that is too busy: the process stands still from the moment at which only that device is left, until the alarm has come."""
+    for i in range(10):
+        with Bed(logs=("log", "mirror")):
+            with Serve(SLOW + "a.raw", "--log-timeout", "200ms", "--pid-file", "pid",
+                       logs=("log", "fault:op=write,off=256K,len=64M,stall=1h:mirror")) as s:
+                write_some(5, 7)
+                check(devices() == ["in sync", "hanging"], devices())
+                s.proc.send_signal(signal.SIGTERM)
+                until("the control socket goes", lambda: not os.path.exists("control"))
+                time.sleep(0.02 * (i + 1))
+                s.proc.send_signal(signal.SIGSTOP)
+                time.sleep(1)
+                s.proc.send_signal(signal.SIGCONT)
+                status = s.proc.wait(TIMEOUT)
+                if status:      # it was stopped too soon
+                    check("stopping takes too long" in s.text(), s.text())
+                    continue
+                check("mirror hangs; exiting without it" in s.text(), s.text())
+                check(not os.path.exists("pid"), "the pid file goes: all is well")
+            with Serve("a.raw", logs=("log",)), Client() as c:
+                check(c.read(4) == block(7), "what was written")
+            return
+    check(False, "it was never at the point where only the device is left")
+
+
 def a_side_that_was_replaced_is_rebuilt_while_the_volumes_are_served():
     with Bed(logs=("log", "mirror")):
         with open("new", "wb") as f:
