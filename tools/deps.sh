@@ -12,7 +12,7 @@ all="$build clang-14 libclang-rt-14-dev llvm-14 valgrind
 	user-mode-linux qemu-system-x86 busybox-static kmod cpio
 	e2fsprogs fuse3 xfsprogs btrfs-progs gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 	ceph-mon ceph-osd ceph-common python3-rbd librbd-dev librados-dev
-	etcd-server libvirt0 libxml2-utils"
+	etcd-server libvirt0 libxml2-utils patch"
 
 case "${1:-all}" in
 build) wanted=$build ;;
