@@ -48,7 +48,7 @@ static void *map_memory(uint64_t len)
 
 int wl_append_init(struct wlog *w)
 {
-	w->mem_size = align_up(max(w->config.memory, WL_MEM_MIN), WL_BLOCK);
+	w->mem_size = w->mem_end = align_up(max(w->config.memory, WL_MEM_MIN), WL_BLOCK);
 	w->batch_cap = w->seg_bytes / WL_BLOCK + 64;
 	w->mem = map_memory(w->mem_size);
 	/* A record is copied to pages that nobody has touched yet, until the ring has been around once: in large pages there are few. */
@@ -135,15 +135,19 @@ static bool evict(struct wlog *w, uint8_t *start, uint64_t len)
 /* Room for a batch of up to `cap` bytes, or NULL while older ones wait to be written. */
 static uint8_t *mem_reserve(struct wlog *w, uint64_t cap)
 {
-	if (w->mem_head + cap > w->mem_size) {
-		/* What lies behind the head must go first, for the ring's order. */
-		if (!evict(w, w->mem + w->mem_head, w->mem_size - w->mem_head))
+	do {
+		if (w->mem_head + cap > w->mem_end) {
+			/* What lies behind the head must go first, for the ring's order. */
+			if (!evict(w, w->mem + w->mem_head, w->mem_size - w->mem_head))
+				return NULL;
+			w->mem_head = 0;
+		}
+		if (!evict(w, w->mem + w->mem_head, cap))
 			return NULL;
-		w->mem_head = 0;
-	}
-	if (!evict(w, w->mem + w->mem_head, cap))
-		return NULL;
-	return wl_relic_reserve(w, w->mem_head + cap) ? w->mem + w->mem_head : NULL;
+		if (wl_relic_reserve(w, w->mem_head + cap))
+			return w->mem + w->mem_head;
+	} while (!w->failed);	/* the ring ends before that now */
+	return NULL;
 }
 
 void wl_mem_trim(struct wlog *w)
@@ -196,9 +200,9 @@ static void seal_open(struct wlog *w)
 		.length = align_up(used, WL_BLOCK),
 		.payload = w->open_payload,
 		.count = w->open_count,
-		.desc_crc = crc32c(0, w->desc, w->open_count * WL_D_SIZE),
+		.desc_crc = w->open_desc_crc,
 		.index_len = w->open_index_len,
-		.index_crc = crc32c(0, b->buf + WL_B_HEADER, w->open_index_len),
+		.index_crc = w->open_index_crc,
 		.flags = w->group_open ? WL_B_FLAG_MORE : 0,
 		.segment = w->head_seg,
 	};
@@ -206,7 +210,7 @@ static void seal_open(struct wlog *w)
 	memcpy(b->buf + wl_batch_desc_off(&h), w->desc, w->open_count * WL_D_SIZE);
 	memset(b->buf + used, 0, h.length - used);
 	wl_bhead_encode(&h, &w->sb.uuid, b->buf);
-	wl_relic_seal(&w->relic, b->seq, h.length);
+	wl_relic_seal(&w->relic, b->seq, h.nonce, h.length);
 	b->nonce = h.nonce;
 	b->wall = h.wall;
 	b->length = h.length;
@@ -267,8 +271,10 @@ static int open_batch(struct wlog *w, uint64_t data)
 	w->open_cap = cap;
 	w->open_count = 0;
 	w->open_index_len = w->open_payload = index;
+	w->open_index_crc = crc32c(0, buf + WL_B_HEADER, index);
+	w->open_desc_crc = 0;
 	w->open_since_ns = rt_now_ns();
-	wl_relic_open(&w->relic, b->seq, b->pos, buf - w->mem, b->prev, index);
+	wl_relic_open(&w->relic, b->seq, b->pos, buf - w->mem, b->prev, index, w->open_index_crc);
 	return 0;
 }
 
@@ -296,11 +302,14 @@ static int put_record(struct wlog_volume *v, struct wl_desc *d, const struct iov
 		if (d->type == WL_WRITE)
 			v->fresh_bytes += d->len;
 	}
-	wl_desc_encode(d, w->desc + w->open_count * WL_D_SIZE);
+	uint8_t *desc = w->desc + w->open_count * WL_D_SIZE;
+
+	wl_desc_encode(d, desc);
+	w->open_desc_crc = crc32c(w->open_desc_crc, desc, WL_D_SIZE);
 	w->open_count++;
 	if (d->type == WL_WRITE)
 		w->open_payload += d->len;
-	wl_relic_put(&w->relic, w->open_count, w->open_payload);
+	wl_relic_put(&w->relic, w->open_count, w->open_payload, w->open_desc_crc);
 	w->unapplied_records++;
 	v->last_seq = w->open->seq;
 	return 0;
@@ -401,13 +410,13 @@ static bool mem_has_room(const struct wlog *w, uint64_t need)
 	const struct wl_batch *b = w->commit_next;
 
 	if (!b || b == w->open)
-		return need + WL_MAX_BATCH <= w->mem_size;
+		return need + WL_MAX_BATCH <= w->mem_end;
 	while (b->node.prev != &w->batches && !container_of(b->node.prev, struct wl_batch, node)->applied)
 		b = container_of(b->node.prev, struct wl_batch, node);
 
-	uint64_t first = b->buf - w->mem, taken = (w->mem_head + w->mem_size - first) % w->mem_size;
+	uint64_t first = b->buf - w->mem, taken = w->mem_head >= first ? w->mem_head - first : w->mem_head + w->mem_end - first;
 
-	return taken > 0 && need + WL_MAX_BATCH <= w->mem_size - taken;
+	return taken > 0 && need + WL_MAX_BATCH <= w->mem_end - taken;
 }
 
 /* Waits until the whole group has room in the log and in memory, where all of it stays until its last batch is durable. */
@@ -418,6 +427,8 @@ static co_fn int co_group_room(struct wlog_volume *v, uint64_t len)
 
 	while (!w->failed && !v->cancelled) {
 		plan_group(w, len, &plan);
+		if (!wl_relic_outgrow(w, plan.mem + WL_MAX_BATCH))
+			break;
 		if (wl_free_segments(w) < plan.segments) {
 			wl_want_space(w, (uint64_t)plan.segments * w->sb.seg_size);
 			co_queue_wait(&w->space, "space in the write log for a large request");
@@ -428,7 +439,7 @@ static co_fn int co_group_room(struct wlog_volume *v, uint64_t len)
 				w->want_seq = max(w->want_seq, w->open->seq);
 			co_queue_wake_one(&w->commit_wake);
 			co_queue_wait(&w->commit_done, "memory of the write log for a large request");
-		} else {
+		} else if (wl_relic_reserve(w, min(w->mem_head + plan.mem + WL_MAX_BATCH, w->mem_end))) {
 			break;
 		}
 	}
@@ -448,9 +459,9 @@ static int put_group(struct wlog_volume *v, uint64_t off, uint64_t len, const st
 
 	w->group_open = true;
 	if (w->open)
-		wl_relic_group(&w->relic, w->open->seq, w->open_count, w->open_payload);
+		wl_relic_group(&w->relic, w->open->seq, w->open_count, w->open_payload, w->open_desc_crc);
 	else
-		wl_relic_group(&w->relic, w->next_seq, 0, 0);
+		wl_relic_group(&w->relic, w->next_seq, 0, 0, 0);
 	while (done < len && r == 0) {
 		uint64_t piece = min(len - done, (uint64_t)PIECE_MIN);
 
@@ -470,7 +481,7 @@ static int put_group(struct wlog_volume *v, uint64_t off, uint64_t len, const st
 	if (r < 0)
 		wl_fail(w, r, "an atomic group");	/* our own fault: half of it is in the log, unfinished for ever */
 	else
-		wl_relic_group(&w->relic, 0, 0, 0);
+		wl_relic_group(&w->relic, 0, 0, 0, 0);
 	if (w->open)
 		seal_open(w);
 	co_queue_wake_all(&w->commit_wake);

@@ -423,7 +423,7 @@ static int init_layer(struct wlog_volume *v, struct disk *image)
 	 * A request is whole in memory until it is durable, with what the ends of batches and of the ring cost; and it must fit what is kept in the
 	 * ring for a volume whatever the others hold (space.c). Small logs are of use for few volumes only.
 	 */
-	uint64_t in_memory = w->mem_size / 8 * 7 - 2 * WL_MAX_BATCH;
+	uint64_t in_memory = w->mem_end / 8 * 7 - 2 * WL_MAX_BATCH;
 	uint64_t in_ring = usable / 16 >= 1 << 20 ? min(usable / 16, (uint64_t)64 << 20) : min(usable / 4, (uint64_t)1 << 20);
 	int r = disk_init(&v->disk, &wl_volume_ops, image->name, image);
 

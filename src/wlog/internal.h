@@ -146,6 +146,7 @@ struct wlog {
 	struct wl_batch *open;
 	uint8_t *desc;		/* encoded descriptors of the open batch */
 	uint32_t open_count, open_payload, open_cap, open_index_len;
+	uint32_t open_desc_crc, open_index_crc;
 	uint64_t open_since_ns;
 	bool group_open;	/* an atomic group is being appended: seal with MORE */
 	bool group_waits;	/* one waits for memory: nobody else may take it */
@@ -171,6 +172,7 @@ struct wlog {
 	/* memory ring */
 	uint8_t *mem;
 	uint64_t mem_size, mem_head;
+	uint64_t mem_end;	/* of the ring, up to mem_size: relic.c */
 	struct wl_relic relic;	/* what of it outlives a killed process */
 	struct wl_batch *mem_first; /* oldest batch with a buf, NULL: none */
 
@@ -280,15 +282,21 @@ void wl_index_add(struct wlog *w, uint64_t pos, const struct wl_bhead *h, const 
 /* Makes the memory of the retired data unused again when nothing is dirty. */
 void wl_mem_trim(struct wlog *w);
 
-/* relic.c: writes to the log what a killed process left in memory, before the scan of recovery. */
-co_fn int co_wl_relic_complete(struct wlog *w, struct err *err);
+/* relic.c: takes the file, and completes what a killed process left in it. Before the scan of recovery. */
+co_fn int co_wl_relic_take(struct wlog *w, struct err *err);
+/* relic_complete.c: writes to the log what the file of that size holds. */
+co_fn int co_wl_relic_complete(struct wlog *w, uint64_t size, struct err *err);
 /* Behind the new generation's superblock: from here on the memory ring is kept. Where it cannot be, that is told, and all is as without. */
 void wl_relic_begin(struct wlog *w);
 /* Everything is in the log. */
 void wl_relic_end(struct wlog *w);
 void wl_relic_fini(struct wlog *w);
-/* Room for the ring up to `end` bytes. False: there is none at all, and the log has failed. */
+/* Room for the ring up to `end` bytes. False: the ring is smaller now (mem_end), or, if there is no memory at all, the log has failed. */
 bool wl_relic_reserve(struct wlog *w, uint64_t end);
+/* `need` bytes of the ring at once: if it is smaller, though it could be larger, it becomes so. False: the log has failed. */
+bool wl_relic_outgrow(struct wlog *w, uint64_t need);
+/* A superblock is begun, or durable: 0, or -errno if that cannot be noted for the next start. */
+int wl_relic_super(struct wlog *w, bool durable);
 void wl_relic_trim(struct wlog *w);
 /* Bytes beside the ring and what a log has without it. */
 uint64_t wl_relic_overhead(const struct wlog *w);

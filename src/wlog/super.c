@@ -94,7 +94,7 @@ static co_fn int co_write_sides(struct wlog *w, bool *ret_dropped)
 
 co_fn int co_wl_super_write(struct wlog *w)
 {
-	bool dropped;
+	bool dropped = false;
 	uint32_t tail_seg;
 
 	if (w->failed)
@@ -104,7 +104,12 @@ co_fn int co_wl_super_write(struct wlog *w)
 	do {
 		snapshot(w, &tail_seg);
 		w->sb_dirty = false;
-		int r = co_write_sides(w, &dropped);
+		int r = wl_relic_super(w, false);
+
+		if (r == 0)
+			r = co_write_sides(w, &dropped);
+		if (r == 0)
+			r = wl_relic_super(w, true);
 		if (r < 0) {
 			wl_fail(w, r, "superblock");
 			return w->failed;

@@ -439,7 +439,7 @@ co_fn int co_wlog_open(struct disk *const *dev, int ndev, const struct wlog_conf
 		err_set(err, r, "%s: out of memory for the log's index", dev[0]->name);
 		goto out;
 	}
-	r = w->config.read_only ? 0 : co_wl_relic_complete(w, err);
+	r = w->config.read_only ? 0 : co_wl_relic_take(w, err);
 	if (r == 0)
 		r = co_wl_recover(w, err);
 	if (r < 0)
@@ -536,7 +536,7 @@ void wlog_get_info(const struct wlog *w, struct wlog_info *ret)
 		.segment_size = w->sb.seg_size,
 		.used_bytes = (uint64_t)(w->sb.seg_count - 1 - wl_free_segments(w)) * w->sb.seg_size,
 		.memory_bytes = w->pool.fresh * sizeof(struct wl_entry) + w->batch_fresh * sizeof(struct wl_batch),
-		.memory_limit = w->mem_size,
+		.memory_limit = w->mem_end,
 		.sequence = w->next_seq,
 		.clean = w->sb.flags & WL_SB_FLAG_CLEAN,
 		.failed = w->failed,

@@ -54,13 +54,14 @@ struct relic_copy *relic_copy(const struct world *w)
 	if (get_le64(h->magic)) {
 		struct wl_relic_layout l = wl_relic_layout(h->mem_size);
 
-		add(c, l.desc, (h->fill >> 32) * WL_D_SIZE);
+		add(c, WL_BLOCK + h->written % h->slots * sizeof(struct wl_relic_slot), sizeof(struct wl_relic_slot));
+		add(c, l.desc, wl_relic_count(h->fill) * WL_D_SIZE);
 		for (uint64_t seq = h->written + 1; seq <= h->last; seq++) {
 			uint64_t at = WL_BLOCK + seq % h->slots * sizeof(struct wl_relic_slot);
 			const struct wl_relic_slot *s = (const void *)(memory + at);
 
 			add(c, at, sizeof(*s));
-			add(c, l.ring + (uint64_t)s->off * WL_BLOCK, s->length ? s->length : WL_B_HEADER + (uint32_t)h->fill);
+			add(c, l.ring + (uint64_t)s->off * WL_BLOCK, s->length ? s->length : WL_B_HEADER + wl_relic_payload(h->fill));
 		}
 	}
 	for (unsigned i = 0; i < c->n; i++)
