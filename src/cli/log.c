@@ -198,15 +198,17 @@ static void print_status(struct log_job *job)
 {
 	struct wlog_info i;
 	struct wlog_volume_info v;
-	char a[37], b[16], c[16], d[16], dirty[128];
+	char a[37], b[16], c[16], d[16], dirty[128], path[256];
 
 	wlog_get_info(job->log, &i);
 	printf("log      %s\n", uuid_format(&i.uuid, a));
 	printf("device   %s%s%s\n", job->device[0], job->ndev > 1 ? ", mirrored by " : "", job->ndev > 1 ? job->device[1] : "");
 	printf("state    %s%s%s\n", i.clean ? "stopped in order" : "not stopped in order",
 	       i.degraded ? ", DEGRADED: one side of the mirror is missing or stale" : "", i.failed ? ", FAILED" : "");
-	printf("space    %s, %s used, segments of %s\n\n", size_format(i.size, b), size_format(i.used_bytes, c),
-	       size_format(i.segment_size, d));
+	printf("space    %s, %s used, segments of %s\n", size_format(i.size, b), size_format(i.used_bytes, c), size_format(i.segment_size, d));
+	if (wlog_relic_left(wlog_relic_dir(), &i.uuid, path, sizeof(path)))
+		printf("memory   %s: a server was killed; what it had acknowledged and not written to the log is there, and is not in the figures below\n", path);
+	printf("\n");
 	if (wlog_get_volume(job->log, 0, &v)) {
 		printf("no volumes\n");
 		return;

@@ -57,8 +57,10 @@ static int preallocate(int fd, const char *path, uint64_t size, struct err *err)
 
 	if (!ret && fallocate(fd, 0, 0, size) && errno != EOPNOTSUPP)
 		ret = -errno;
-	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
+	if (ret == -ENOSPC || ret == -EDQUOT)
 		return no_space(path, size, err);
+	if (ret == -EFBIG)
+		return err_errno(err, ret, "%s: is larger than this process (ulimit -f) or the file system may make a file; raise that, or give a smaller --size", path);
 	return ret ? err_errno(err, ret, "%s: cannot be preallocated", path) : 0;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The table of verbs. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,8 @@ int main(int argc, char **argv)
 {
 	int rc;
 
+	/* A file that would be larger than this process may make one (ulimit -f) is an error like any other, and no end of the process. */
+	signal(SIGXFSZ, SIG_IGN);
 	if (argc > 1 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))) {
 		printf("weir %s\n", WEIR_VERSION);
 		rc = 0;

@@ -24,6 +24,7 @@ struct figures {
 	bool second, log;
 	uint64_t second_hits, second_misses, second_used;
 	uint64_t dirty, commit_p50, commit_p99;
+	const char *kill;
 };
 
 static uint64_t number(json_t *obj, const char *key)
@@ -41,6 +42,8 @@ static void take_log(json_t *log, struct figures *f)
 		f->dirty += number(v, "dirty_bytes");
 	f->commit_p50 = number(log, "commit_p50_ns");
 	f->commit_p99 = number(log, "commit_p99_ns");
+	v = json_object_get(log, "survives_kill");
+	f->kill = json_is_boolean(v) ? json_is_true(v) ? "safe" : "LOST" : "-";
 }
 
 static void take(json_t *stats, struct figures *f)
@@ -99,8 +102,8 @@ static const char *or_dash(bool there, const char *text)
 
 static void print_header(void)
 {
-	printf("%-8s %9s %6s %6s %6s %8s %8s %7s %7s %10s %10s %10s %6s %10s %10s %8s %8s\n", "time", "reads/s", "hit%", "data%", "meta%", "recent",
-	       "frequent", "ghosts", "ahead", "memory", "size", "target", "2nd%", "2nd", "dirty", "commit50", "commit99");
+	printf("%-8s %9s %6s %6s %6s %8s %8s %7s %7s %10s %10s %10s %6s %10s %10s %8s %8s %5s\n", "time", "reads/s", "hit%", "data%", "meta%", "recent",
+	       "frequent", "ghosts", "ahead", "memory", "size", "target", "2nd%", "2nd", "dirty", "commit50", "commit99", "kill");
 }
 
 static void print_line(const struct figures *a, const struct figures *b, double seconds, unsigned n)
@@ -119,13 +122,13 @@ static void print_line(const struct figures *a, const struct figures *b, double 
 	if (n % HEADER_EVERY == 0)
 		print_header();
 	strftime(clock, sizeof(clock), "%H:%M:%S", localtime_r(&now, &tm));
-	printf("%-8s %9.0f %6s %6s %6s %8.0f %8.0f %7.0f %7.0f %10s %10s %10s %6s %10s %10s %8s %8s\n", clock, (double)(reads[0] + reads[1]) / seconds,
+	printf("%-8s %9.0f %6s %6s %6s %8.0f %8.0f %7.0f %7.0f %10s %10s %10s %6s %10s %10s %8s %8s %5s\n", clock, (double)(reads[0] + reads[1]) / seconds,
 	       percent(hits[0] + hits[1], reads[0] + reads[1], p[0]), percent(hits[0], reads[0], p[1]), percent(hits[1], reads[1], p[2]),
 	       (double)grown(b->recent, a->recent) / seconds, (double)grown(b->frequent, a->frequent) / seconds,
 	       (double)grown(b->ghosts, a->ghosts) / seconds, (double)grown(b->ahead, a->ahead) / seconds, size_format(b->memory, size[0]),
 	       size_format(b->size, size[1]), size_format(b->target, size[2]), percent(second_hits, second_hits + second_misses, p[3]),
 	       or_dash(b->second, size_format(b->second_used, size[3])), or_dash(b->log, size_format(b->dirty, size[4])),
-	       or_dash(b->log, commit[0]), or_dash(b->log, commit[1]));
+	       or_dash(b->log, commit[0]), or_dash(b->log, commit[1]), b->kill);
 	fflush(stdout);
 }
 

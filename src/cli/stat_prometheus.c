@@ -47,6 +47,8 @@ static void print_value(const struct metric *m, json_t *obj)
 static void print_plain(const struct metric *m, size_t n, json_t *obj)
 {
 	for (size_t i = 0; i < n && json_is_object(obj); i++) {
+		if (json_is_null(json_object_get(obj, m[i].key)))	/* it does not apply */
+			continue;
 		begin(&m[i]);
 		printf("%s", m[i].name);
 		print_value(&m[i], obj);
@@ -152,6 +154,7 @@ static void print_log(json_t *log)
 		{ "weir_log_commit_p99_seconds", "99 of 100 commits took at most this long.", "gauge", "commit_p99_ns", 1e-9 },
 		{ "weir_log_failed", "1 if the log has failed.", "gauge", "failed", 0 },
 		{ "weir_log_degraded", "1 if a side of the mirror is out.", "gauge", "degraded", 0 },
+		{ "weir_log_survives_kill", "1 if what was acknowledged from memory outlives a server that is killed.", "gauge", "survives_kill", 0 },
 	}, dirty = { "weir_log_dirty_bytes", "In the log and not in the image.", "gauge", "dirty_bytes", 0 };
 	json_t *v;
 	size_t i;

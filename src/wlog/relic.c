@@ -81,6 +81,14 @@ static void make_path(char *buf, size_t size, const char *dir, const struct uuid
 	snprintf(buf, size, "%s/weir-log-%s", dir, uuid_format(log, uuid));
 }
 
+bool wlog_relic_left(const char *dir, const struct uuid *log, char *path, size_t size)
+{
+	struct stat st;
+
+	make_path(path, size, dir, log);
+	return lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
+}
+
 void wl_relic_forget(const char *dir, const struct uuid *log)
 {
 	char path[256];

@@ -79,6 +79,8 @@ struct wlog_config {
 
 /* The folder for wlog_config.relic_dir: /dev/shm, or what the environment says (WEIR_SHM_DIR). */
 const char *wlog_relic_dir(void);
+/* The file in that folder where a killed server of this log has left something that the next open for writing takes; false: there is none. */
+bool wlog_relic_left(const char *dir, const struct uuid *log, char *path, size_t size);
 
 /*
  * Opens and recovers: reads the superblock and the index of each segment, verifies the tail, and is usable at once. The devices become the log's

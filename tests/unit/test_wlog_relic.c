@@ -272,6 +272,7 @@ static co_fn void co_first_batch(struct env *e)
 			co_flush(e, 0);
 		}
 		CHECK_EQ(co_env_close(e), 0);
+		memset(memory, 0, wl_relic_layout(MEM).desc);	/* as the file would be */
 		co_env_open(e);
 		co_env_attach(e, 0, NULL);
 		/* The first flush is over, so that writes are acknowledged from memory. */
@@ -563,6 +564,28 @@ static void an_index_of_the_open_batch_that_changed_is_refused(void)
 	env_run(config(1), co_index);
 }
 
+/* Part of a request whose rest is not there: recovery would leave it out, and nobody be told. */
+static co_fn void co_half_a_group(struct env *e)
+{
+	struct wl_bhead h;
+	struct env c;
+
+	co_leave_and_die(e, &c);
+	head()->last--;
+	uint8_t *p = memory + wl_relic_layout(MEM).ring + (uint64_t)slot_of(head()->last)->off * WL_BLOCK;
+
+	CHECK_EQ(wl_bhead_decode(p, WL_MAX_BATCH, &e->w->sb.uuid, &h), 0);
+	h.flags |= WL_B_FLAG_MORE;
+	wl_bhead_encode(&h, &e->w->sb.uuid, p);
+	EXPECT_REFUSED(&c, -EBADMSG, "a part of a request");
+	co_end(e, &c);
+}
+
+static void a_part_of_a_request_is_not_the_last_that_is_left(void)
+{
+	env_run(config(1), co_half_a_group);
+}
+
 /* Whole, with good checksums, each behind the one before, and round the ring into what the log needs. */
 static co_fn void co_round_the_ring(struct env *e)
 {
@@ -789,6 +812,7 @@ int main(int argc, char **argv)
 	RUN(damage_is_refused_or_without_effect);
 	RUN(a_descriptor_of_the_open_batch_that_changed_is_refused);
 	RUN(an_index_of_the_open_batch_that_changed_is_refused);
+	RUN(a_part_of_a_request_is_not_the_last_that_is_left);
 	RUN(what_the_log_needs_is_never_written_over);
 	RUN(a_device_that_fails_meanwhile_loses_nothing);
 	RUN(a_start_that_goes_no_further_is_like_a_kill);

@@ -205,6 +205,26 @@ static void a_log_that_gave_its_shared_memory_up_keeps_the_lock(void)
 	run(co_outgrown, UINT64_MAX, RING + (4 << 20));
 }
 
+/* The same when the request is the first that needs more than what was taken ahead: it is known before any of it is put in. */
+static co_fn void co_large_first(struct env *e)
+{
+	uint64_t blocks;
+
+	co_env_start(e, 1, NULL);
+	co_flush(e, 0);
+	blocks = e->vol[0]->limits.max_io / ENV_BLOCK;
+	co_put(e, 0, 0, blocks, 1);
+	CHECK(!info_of(e).failed && !info_of(e).survives_kill);
+	co_flush(e, 0);
+	EXPECT_BLOCKS(e, 0, 0, blocks, 1);
+	CHECK_EQ(co_env_close(e), 0);
+}
+
+static void a_large_request_finds_its_memory_or_has_it_made(void)
+{
+	run(co_large_first, UINT64_MAX, RING + (4 << 20));
+}
+
 /* --- Whose file --- */
 
 struct holder {
@@ -274,6 +294,7 @@ int main(int argc, char **argv)
 	RUN(with_no_room_it_goes_on_without);
 	RUN(room_that_others_take_later_is_done_without);
 	RUN(a_log_that_gave_its_shared_memory_up_keeps_the_lock);
+	RUN(a_large_request_finds_its_memory_or_has_it_made);
 	RUN(who_takes_over_on_the_same_host_waits_for_the_other_one);
 	RUN(its_mode_does_not_depend_on_the_umask);
 	return 0;
