@@ -155,6 +155,7 @@ static co_fn int delay_co_open(struct disk_spec *spec, unsigned flags, struct di
 	l->bounded = opt.bounded;
 	co_sem_init(&l->slots, opt.slots.count);
 	/* The disk below cuts and aligns. */
+	l->disk.limits.atomic_write = l->disk.limits.align == 1 ? l->disk.limits.atomic_write : 0;	/* what is aligned there goes in pieces */
 	l->disk.limits.align = l->disk.limits.mem_align = 1;
 	l->disk.limits.max_io = 0;
 	l->disk.limits.max_zero = 0;

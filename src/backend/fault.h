@@ -34,6 +34,8 @@
  *  (8) An identity mark is stable when co_disk_mark_set() returns; at a cut in the middle it is the old or the new one. The stamp
  *      (co_disk_stamp) grows with each write that takes effect; a cut may turn it back as far as the last stable write.
  *
+ *  (9) Of a device that is `whole`, a write that lies within one unit of limits.atomic_write is never torn, by a cut or by an error: all of it or nothing.
+ *
  * I/O numbers. Reads, writes, flushes, discards, write-zeroes and mark changes of all devices of a supply count as I/O 1, 2, 3 ... in
  * submission order, as `ios`. `writes` counts those that are not reads or extents: a cut before a read shows nothing that a cut before the next write does
  * not, so cuts count writes, errors count all I/O.
@@ -56,6 +58,7 @@ struct powercut_dev_config {
 	uint32_t align;		/* limits.align; 0: 512 */
 	uint32_t max_io;	/* limits.max_io; 0: no limit */
 	uint32_t object, opt_depth; /* limits */
+	bool whole;		/* limits.atomic_write is `object`, or max_io if that is less: (9) */
 	uint64_t latency_ns;	/* longest time of one I/O; 0: 100 us */
 	bool no_fua;		/* lacks FUA: the choke point sends flushes */
 	bool no_discard;	/* discard succeeds without an effect */

@@ -149,6 +149,8 @@ static uint64_t take_effect(struct powercut_dev *dev, struct flight *fl, unsigne
 {
 	struct version *v = powercut_version_of(dev, fl);
 
+	if (keep_pct < 100 && fl->iov && powercut_is_whole(dev, fl->off, fl->len))
+		keep_pct = rng_below(&dev->power->rng, 100) < keep_pct ? 100 : 0;
 	list_del(&fl->node);
 	for (uint64_t i = 0; keep_pct < 100 && i < v->len / dev->sector; i++)
 		if (rng_below(&dev->power->rng, 100) >= keep_pct)
@@ -216,6 +218,20 @@ static void drop_versions(struct powercut_dev *dev, uint64_t seq)
 		if (v->seq <= seq && !v->pinned && rng_below(&dev->power->rng, 100) < pct)
 			powercut_version_free(dev, v);
 	}
+}
+
+uint32_t powercut_atomic_write(const struct powercut_dev *dev)
+{
+	const struct powercut_dev_config *c = &dev->config;
+
+	return c->whole ? min(c->object, c->max_io ? c->max_io : UINT32_MAX) : 0;
+}
+
+bool powercut_is_whole(const struct powercut_dev *dev, uint64_t off, uint64_t len)
+{
+	uint64_t unit = powercut_atomic_write(dev);
+
+	return unit && off / unit == (off + len - 1) / unit;
 }
 
 /* --- I/O --- */
@@ -547,6 +563,7 @@ int powercut_dev_open(struct powercut_dev *dev, struct disk **ret)
 	h->disk.size = dev->size;
 	h->disk.limits = (struct disk_limits){
 		.align = dev->config.align ? dev->config.align : 512, .mem_align = 1, .atomic_unit = dev->sector,
+		.atomic_write = powercut_atomic_write(dev),
 		.object = dev->config.object, .opt_depth = dev->config.opt_depth, .sole_writer = dev->config.object != 0,
 		.max_io = dev->config.max_io, .discard_gran = dev->config.no_discard ? 0 : dev->sector,
 		.discard_zeroes = !dev->config.no_discard && !dev->config.discard_keeps, .fast_zero = !dev->config.no_zero,

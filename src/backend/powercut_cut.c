@@ -18,6 +18,8 @@ static void write_fate(const struct powercut_dev *dev, struct media *to, const s
 {
 	uint64_t n = v->len / dev->sector, from = 0, end = n;
 
+	if (fate > WHOLE && v->data && powercut_is_whole(dev, v->off, v->len))
+		fate = rng_below(rng, 2) ? WHOLE : LOST;
 	if (fate == LOST)
 		return;
 	if (fate == HEAD)

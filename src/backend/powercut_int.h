@@ -74,6 +74,9 @@ struct handle {
 	struct list node;
 };
 
+uint32_t powercut_atomic_write(const struct powercut_dev *dev);
+/* (9) of fault.h holds for it. */
+bool powercut_is_whole(const struct powercut_dev *dev, uint64_t off, uint64_t len);
 void *powercut_must(void *p);	/* aborts on NULL */
 /* What `fl` would change if it took effect now. On no list. Its data is of the supply's, which has no lock: one reactor uses it. */
 struct version *powercut_version_of(const struct powercut_dev *dev, const struct flight *fl);

@@ -75,6 +75,7 @@ struct rbd_disk {
 	uint64_t changes;	/* submitted */
 	uint64_t size;		/* invariant (5); disk.size is what the layers above know */
 	uint64_t obj_size, features;
+	uint64_t piece;		/* so many bytes, from a multiple of it on, lie in one object: less than obj_size in an image that is striped */
 	/* who had the lock: rbd_writer.c */
 	bool marked;		/* the image carries a mark */
 	uint64_t writers, generation;
@@ -120,6 +121,8 @@ co_fn void co_rbd_watcher(void *arg);
 void rbd_fence(struct rbd_disk *r, int error);
 
 /* rbd_lock.c */
+/* For behind a message about `error`: what the user would need, if it is that it may not. */
+const char *rbd_needs_caps(int error);
 co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *err);
 
 /* rbd_writer.c; the plain functions block, and belong on an offload thread */

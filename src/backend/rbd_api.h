@@ -15,7 +15,7 @@ struct err;
 	X(rados_shutdown) X(rados_ioctx_create) X(rados_ioctx_set_namespace) X(rados_ioctx_destroy) X(rados_notify2) \
 	X(rados_decode_notify_response) X(rados_free_notify_response) X(rados_buffer_free) X(rados_stat) X(rados_get_last_version) \
 	X(rados_read) X(rados_write_full) X(rados_remove) \
-	X(rbd_open) X(rbd_open_read_only) X(rbd_close) X(rbd_get_id) X(rbd_get_features) X(rbd_get_size) X(rbd_stat) X(rbd_resize) \
+	X(rbd_open) X(rbd_open_read_only) X(rbd_close) X(rbd_get_id) X(rbd_get_features) X(rbd_get_size) X(rbd_stat) X(rbd_get_stripe_unit) X(rbd_get_stripe_count) X(rbd_resize) \
 	X(rbd_config_image_list) X(rbd_config_image_list_cleanup) X(rbd_set_image_notification) X(rbd_poll_io_events) \
 	X(rbd_lock_acquire) X(rbd_lock_release) X(rbd_lock_break) X(rbd_lock_get_owners) X(rbd_lock_get_owners_cleanup) X(rbd_is_exclusive_lock_owner) \
 	X(rbd_watchers_list) X(rbd_watchers_list_cleanup) X(rbd_diff_iterate2) X(rbd_metadata_get) X(rbd_metadata_set) X(rbd_metadata_remove) \

@@ -143,6 +143,12 @@ static int in_use(struct rbd_disk *r, const struct lock_look *l, struct err *err
 		       "or open the image read-only", r->disk.name, l->owner);
 }
 
+const char *rbd_needs_caps(int error)
+{
+	return error != -EPERM && error != -EACCES ? "" :
+		" (the user needs \"mon 'profile rbd'\" and \"osd 'profile rbd pool=...'\"; \"profile rbd-read-only\" is enough for --read-only)";
+}
+
 co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *err)
 {
 	uint64_t deadline = rt_now_ns() + timeout_ns;
@@ -176,7 +182,6 @@ co_fn int co_rbd_take_lock(struct rbd_disk *r, uint64_t timeout_ns, struct err *
 		return in_use(r, &l, err);
 	}
 	if (ret)
-		return err_errno(err, ret, "%s: cannot take its exclusive lock%s", r->disk.name, ret == -EPERM || ret == -EACCES ?
-				 " (the user needs \"mon 'profile rbd'\" and \"osd 'profile rbd pool=...'\")" : "");
+		return err_errno(err, ret, "%s: cannot take its exclusive lock%s", r->disk.name, rbd_needs_caps(ret));
 	return 0;
 }

@@ -145,16 +145,21 @@ static int open_image(struct opening *o)
 {
 	struct rbd_disk *r = o->r;
 	rbd_image_info_t info;
+	uint64_t unit, count;
 	int ret = o->rdwr ? r->api->rbd_open(r->io, r->image, &r->img, NULL) : r->api->rbd_open_read_only(r->io, r->image, &r->img, r->snap);
 
 	if (ret == -ENOENT)
 		return err_set(o->err, ret, "%s: there is no such image%s in pool \"%s\"%s%s; `rbd create` makes one", r->disk.name,
 			       r->snap ? " or snapshot" : "", r->pool, r->ns ? ", namespace " : "", r->ns ? r->ns : "");
 	if (ret)
-		return err_errno(o->err, ret, "%s: librbd cannot open it", r->disk.name);
+		return err_errno(o->err, ret, "%s: librbd cannot open it%s", r->disk.name, rbd_needs_caps(ret));
 	ret = r->api->rbd_get_features(r->img, &r->features);
 	if (!ret)
 		ret = r->api->rbd_stat(r->img, &info, sizeof(info));
+	if (!ret)
+		ret = r->api->rbd_get_stripe_unit(r->img, &unit);
+	if (!ret)
+		ret = r->api->rbd_get_stripe_count(r->img, &count);
 	if (ret)
 		return err_errno(o->err, ret, "%s", r->disk.name);
 	/* An image of the first format has no id, and no features. */
@@ -163,6 +168,7 @@ static int open_image(struct opening *o)
 	snprintf(r->header, sizeof(r->header), "rbd_header.%s", r->id);
 	r->size = info.size;
 	r->obj_size = info.obj_size;
+	r->piece = count > 1 ? unit : info.obj_size;
 	return read_image_config(o);
 }
 
@@ -223,13 +229,15 @@ co_fn void co_rbd_close(struct disk *d)
 static void set_limits(struct rbd_disk *r, const struct opening *o)
 {
 	struct disk_limits *l = &r->disk.limits;
+	uint32_t object = is_pow2(r->piece) && r->piece <= 1u << 30 ? (uint32_t)r->piece : 0, max_io = r->error_after_ns ? 4u << 20 : RT_BUF_MAX;
 
 	r->disk.size = r->size;
 	r->disk.read_only = !o->rdwr;
 	*l = (struct disk_limits){
 		.align = 1, .mem_align = 1, .atomic_unit = ATOMIC, .opt_io = (uint32_t)min(r->obj_size, (uint64_t)1 << 30),
-		.object = is_pow2(r->obj_size) && r->obj_size <= 1u << 30 ? (uint32_t)r->obj_size : 0, .opt_depth = DEPTH,
-		.max_io = r->error_after_ns ? 4u << 20 : RT_BUF_MAX, .max_zero = MAX_ZERO,
+		.object = object, .opt_depth = DEPTH, .max_io = max_io, .max_zero = MAX_ZERO,
+		/* One write of librbd's within an object is one operation of RADOS, which is applied whole; but its cache, or a journal, does with a write what it likes. */
+		.atomic_write = r->volatile_cache ? 0 : min(object, max_io),
 		.discard_gran = (uint32_t)min(o->discard_gran, (uint64_t)1 << 30),
 		/* Without DISK_UNMAP each byte of zeroes is written: nothing fast can be promised for all. */
 		.fast_zero = false,

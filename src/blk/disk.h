@@ -23,7 +23,8 @@
  *      the other; who cares orders them with a range lock. Two requests are ordered only if one was issued after the
  *      other had completed. A read in flight with a write of the same sector may see some of both (the kernel's page cache gives that).
  *  (6) Tearing. After a crash a write that was not flushed may be partly there: any subset of its sectors (of `atomic_unit` bytes).
- *      A layer that promises more (the write log does) says so in `atomic_unit`: UINT32_MAX is "whole requests".
+ *      A layer that promises more (the write log does) says so in `atomic_unit`: UINT32_MAX is "whole requests". A store of objects may promise it for a
+ *      write that lies within one, is aligned to `align`, and is not flushed, or failed: `atomic_write`.
  *  (7) Discard. The range reads as zeroes or as before (`discard_zeroes` tells which is certain), and costs no space if the
  *      disk can do it. It is advice: a disk that cannot do it succeeds without an effect.
  *  (8) Write zeroes. The range reads as zeroes. With DISK_UNMAP space may be freed; without, it stays allocated. With
@@ -81,6 +82,7 @@ struct disk_limits {
 	uint32_t align;		/* power of two, 1..65536 */
 	uint32_t mem_align;	/* of each segment's base, power of two, 1..4096; above 1 each length is a multiple of `align` too */
 	uint32_t atomic_unit;	/* (6) */
+	uint32_t atomic_write;	/* (6): a write within so many bytes, from a multiple of it on, is there whole or not at all. Power of two, at most max_io; 0: nothing beyond atomic_unit */
 	uint32_t opt_io;	/* preferred size and alignment of a request; 0: none known */
 	uint32_t object;	/* what the store keeps as one: a request within one costs one round trip, whatever its size. Power of two; 0: nothing of the kind */
 	uint32_t opt_depth;	/* requests in flight that a store far away needs to be fast; 0: a few will do */

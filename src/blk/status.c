@@ -26,9 +26,9 @@ static json_t *counters(const struct disk_counters *c)
 
 static json_t *limits(const struct disk_limits *l)
 {
-	return json_pack("{sI sI sI sI sI sI sI sI sI sb sb sb sb sb}",
+	return json_pack("{sI sI sI sI sI sI sI sI sI sI sb sb sb sb sb}",
 			 "align", (json_int_t)l->align, "mem_align", (json_int_t)l->mem_align,
-			 "atomic_unit", (json_int_t)l->atomic_unit, "opt_io", (json_int_t)l->opt_io,
+			 "atomic_unit", (json_int_t)l->atomic_unit, "atomic_write", (json_int_t)l->atomic_write, "opt_io", (json_int_t)l->opt_io,
 			 "object", (json_int_t)l->object, "opt_depth", (json_int_t)l->opt_depth,
 			 "max_io", (json_int_t)l->max_io, "max_zero", (json_int_t)l->max_zero,
 			 "discard_granularity", (json_int_t)l->discard_gran,

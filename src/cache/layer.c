@@ -486,6 +486,7 @@ static co_fn int co_attach(struct cache *c, const char *name, struct disk *file,
 	co_queue_init(&v->idle);
 	list_init(&v->wide);
 	/* The layer below cuts and aligns. */
+	v->disk.limits.atomic_write = v->disk.limits.align == 1 ? v->disk.limits.atomic_write : 0;	/* what is aligned there goes in pieces */
 	v->disk.limits.align = v->disk.limits.mem_align = 1;
 	v->disk.limits.max_io = 0;
 	v->disk.limits.max_zero = 0;

@@ -10,7 +10,8 @@
  *          comes in front of it twice, and leave it behind for a whole lap. (Not the batch number: what the cleaner brings forward
  *          gets a new batch and keeps its record, and the two would otherwise work against each other for ever.)
  * ordered  The oldest epoch in the queue, merged within itself. The floor that recovery starts from is made durable before the next
- *          epoch begins, so that no epoch is ever written again after a newer one.
+ *          epoch begins, so that no epoch is ever written again after a newer one. Where one write to the image is there whole or not at all (limits.atomic_write),
+ *          epochs that fit into one write go together: the image then skips the states between them.
  *
  * A round starts when the oldest dirty data has rested for destage_delay, when the volume or the ring is fuller than the low watermark,
  * when somebody waits for space, or for a drain.
@@ -25,6 +26,7 @@
 #define TRIM_NS 2000000000ull	/* memory of runs that was not needed for so long goes back */
 #define END_RETRY_NS 10000000ull
 #define ORDERED_RECORDS 2048u	/* of one round */
+#define JOINED_RECORDS 1024u	/* of epochs that go in one write */
 
 void wl_destage_kick(struct wlog_volume *v)
 {
@@ -204,14 +206,45 @@ static co_fn int co_write_epoch(struct wlog_volume *v, uint64_t epoch, uint64_t 
 	return r;
 }
 
-/* One epoch; of a volume that was ordered and is no longer as many as a round takes. */
-static uint64_t last_epoch_of_round(const struct wlog_volume *v)
+/*
+ * The last epoch that can go in one write with the oldest one, all before it too: all of them are writes, each of which touches what is there already, in one piece of limits.atomic_write.
+ *
+ * Who does it again, after an error or a crash, must not stop at an earlier one, or it would put old data over what a later one may have left in the image. So this looks at nothing but the
+ * records, in order, and the image's limits: with more of them it comes as far, or further. Epochs from `open` on may still get records.
+ */
+static uint64_t last_epoch_of_one_write(const struct wlog_volume *v, uint64_t open)
+{
+	const struct disk_limits *l = &v->disk.file->limits;
+	uint32_t whole = min(l->atomic_write, l->object), unit = min(whole, WL_RUN_MAX), n = 0;
+	uint64_t from = UINT64_MAX, to = 0, last = list_first(&v->fifo, struct wl_entry, fifo)->epoch;
+
+	if (!unit || v->ignore_damage)
+		return last;
+	list_for_each(&v->fifo, node) {
+		const struct wl_entry *e = container_of(node, struct wl_entry, fifo);
+
+		if (e->type != WL_WRITE || e->epoch >= open || ++n > JOINED_RECORDS || (to && (e->off > to || e->off + e->len < from)))
+			break;
+		from = min(from, e->off);
+		to = max(to, e->off + e->len);
+		if (from / unit != (to - 1) / unit)
+			break;
+		const struct wl_entry *next = node->next != &v->fifo ? container_of(node->next, struct wl_entry, fifo) : NULL;
+
+		if ((!next || next->epoch != e->epoch) && !((from | to) & (l->align - 1)))
+			last = e->epoch;
+	}
+	return last;
+}
+
+/* Of a volume that was ordered and is no longer as many as a round takes. */
+static uint64_t last_epoch_of_round(const struct wlog_volume *v, uint64_t open)
 {
 	const struct wl_entry *first = list_first(&v->fifo, struct wl_entry, fifo);
 	uint64_t epoch = first->epoch, bytes = 0;
 
 	if (v->config.destage == WLOG_DESTAGE_ORDERED)
-		return epoch;
+		return last_epoch_of_one_write(v, open);
 	list_for_each(&v->fifo, l) {
 		const struct wl_entry *e = container_of(l, struct wl_entry, fifo);
 
@@ -231,15 +264,21 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 {
 	struct wlog *w = v->w;
 	struct wl_volrec *rec = &w->sb.vol[v->slot];
-	uint64_t epoch = last_epoch_of_round(v), last = 0, bytes = 0;
+	uint64_t first = list_first(&v->fifo, struct wl_entry, fifo)->epoch, last = 0, bytes = 0;
 
 	/* Closed, and every record of it applied: none may come behind the floor. */
-	if (rec->epoch == epoch)
+	if (rec->epoch == first)
 		rec->epoch++;
+	uint64_t open = rec->epoch;
 	int r = co_wl_commit_upto(w, v->last_seq);
 
-	if (r == 0)
-		r = co_write_epoch(v, epoch, &last);
+	if (r < 0)
+		return r;
+	uint64_t epoch = last_epoch_of_round(v, open);
+
+	v->whole = epoch > first && v->config.destage == WLOG_DESTAGE_ORDERED;
+	r = co_write_epoch(v, epoch, &last);
+	v->whole = false;
 	if (r == 0)
 		r = co_disk_flush(v->disk.file);
 	if (r < 0)
@@ -249,6 +288,8 @@ static co_fn int co_round_ordered(struct wlog_volume *v)
 
 		if (e->epoch > epoch)
 			break;
+		v->joined += e->epoch != first;
+		first = e->epoch;
 		bytes += wl_map_remove(&v->map, &w->pool, e->off, e->len, UINT64_MAX, last);
 		wl_fifo_drop(v, e);
 	}

@@ -90,6 +90,8 @@ struct wlog_volume {
 	uint64_t ordered_upto;
 	uint64_t fifo_bytes, fifo_entries;
 	struct wl_map round;	/* ordered destage: what the round in progress writes; its pieces move with their records */
+	bool whole;		/* it goes in one write or not at all: several epochs */
+	uint64_t joined;	/* epochs that went into the image with the one before them */
 	uint64_t applied_rno;	/* highest record number that was ever in the map */
 	uint64_t last_seq;	/* batch of the last record appended */
 	uint64_t fresh_bytes;	/* appended and not applied */

@@ -186,6 +186,7 @@ static void layer_status(struct disk *d, void *obj)
 	json_object_set_new(obj, "logmode", json_string(v->config.mode == WLOG_MODE_WRITE || !v->flushed_once ? "write" : "flush"));
 	json_object_set_new(obj, "destage", json_string(v->config.destage == WLOG_DESTAGE_ORDERED ? "ordered" : "merged"));
 	json_object_set_new(obj, "dirty_bytes", json_integer(wl_dirty_bytes(v)));
+	json_object_set_new(obj, "epochs_joined", json_integer((json_int_t)v->joined));
 	json_object_set_new(obj, "stalled", json_boolean(v->stalled));
 	json_object_set_new(obj, "damaged", json_boolean(v->damaged));
 }

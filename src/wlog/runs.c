@@ -220,7 +220,8 @@ static co_fn int co_fill_holes(struct run *r, uint8_t *buf)
 /* Writes the run's pieces, newest durable version each, in as few writes as holes and what must be left out allow. */
 static co_fn int co_write_pieces(struct run *r, uint8_t *buf)
 {
-	struct disk *image = r->v->disk.file;
+	struct wlog_volume *v = r->v;
+	struct disk *image = v->disk.file;
 	uint64_t off = r->off, end = r->off + r->len, from = off;
 
 	while (off < end) {
@@ -233,13 +234,15 @@ static co_fn int co_write_pieces(struct run *r, uint8_t *buf)
 		if (!hole) {
 			n = min(end, e->off + e->len) - off;
 			rno = e->rno;
-			res = co_wl_read_piece(r->v->w, e->batch, e, off, n, buf + (off - r->off));
+			res = co_wl_read_piece(v->w, e->batch, e, off, n, buf + (off - r->off));
 		}
 		if (res == 0) {
 			off += n;
 			if (off < end)
 				continue;
 		}
+		if (res < 0 && !hole && v->whole)
+			return leave_out(r, rno, off, n, res);
 		int written = off > from ? co_disk_write(image, from, buf + (from - r->off), off - from, DISK_BACKGROUND) : 0;
 
 		if (written == 0 && res < 0 && !hole)

@@ -90,6 +90,18 @@ void scenario_init(struct scenario *sc, const char *variant, uint64_t seed)
 	}
 	sc->log.destage_round = chance(&r, 40) ? 16384 : 0;
 	sc->log.destage_holes = chance(&r, 70) ? 1 : 0;
+	/* Whose writes are not torn within an object, nor volatile, if it is Ceph. */
+	sc->image_dev.whole = sc->image_dev.object && chance(&r, 70);
+	sc->image_dev.write_through = sc->image_dev.whole && chance(&r, 50);
+	/* And which is given what touches, with many flushes, so that epochs go together. */
+	if (sc->image_dev.whole && chance(&r, 70)) {
+		sc->image_dev.latency_ns = 1000000;
+		sc->work.flush_pct = 40;
+		sc->work.hot_pct = 95;
+		sc->work.zero_pct = sc->work.discard_pct = sc->work.unaligned_pct = 0;
+		for (unsigned i = 0; i < sc->nvols; i++)
+			sc->vol[i].destage = WLOG_DESTAGE_ORDERED;
+	}
 }
 
 void scenario_print(const struct scenario *sc)
@@ -100,7 +112,8 @@ void scenario_print(const struct scenario *sc)
 	       (unsigned long long)sc->log_size, sc->format.segment_size, sc->log_dev.sector, sc->log_dev.no_fua ? ", no FUA" : "",
 	       (unsigned long long)sc->log.memory, (unsigned long long)sc->log.destage_delay_ns, sc->log.destage_parallel, (unsigned long long)sc->log.destage_round,
 	       sc->log.no_destage ? ", no destage" : "");
-	printf("images: sector %u, max_io %u, object %u, depth %u%s%s%s%s%s%s\n", sc->image_dev.sector, sc->image_dev.max_io, sc->image_dev.object, sc->image_dev.opt_depth,
+	printf("images: sector %u, max_io %u, object %u, depth %u%s%s%s%s%s%s%s%s\n", sc->image_dev.sector, sc->image_dev.max_io, sc->image_dev.object, sc->image_dev.opt_depth,
+	       sc->image_dev.whole ? ", never torn" : "", sc->image_dev.write_through ? ", write-through" : "",
 	       sc->image_dev.no_fua ? ", no FUA" : "", sc->image_dev.no_discard ? ", no discard" : "",
 	       sc->image_dev.no_zero ? ", no zero" : "", sc->image_dev.discard_keeps ? ", discard keeps" : "",
 	       sc->image_dev.no_mark ? ", no mark" : "", sc->filled ? ", filled" : "");

@@ -173,6 +173,9 @@ static void verify_second_cuts(struct world *w, const struct world *before, uint
 			w2->relic = NULL;
 		}
 		crash_at_cut2 = s->n;
+		/* Nobody has written since the first cut, but destage may have gone on from where it was. */
+		if (s->recovering && w->sc->logged)
+			verify_images(w2, MODEL_EPOCH, (const struct model *const *)before->model, at, "the image without its log, after a second cut");
 		crash_run(w2->time_ns, w->sc->seed ^ s->n << 32, co_verify_again, &v);
 		world_destroy(w2);
 		crash_cuts++;

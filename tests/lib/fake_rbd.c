@@ -56,7 +56,7 @@ static struct {
 	unsigned in_flight;
 	struct rng rng;
 	uint8_t *data, alloc[MAX_SIZE / UNIT];
-	uint64_t size, version, last_version;
+	uint64_t size, version, last_version, stripe;
 	char owner[64], mark[1025], witness[512];
 	bool has_mark, has_witness, cache;
 	int live;	/* what was given out and not given back */
@@ -78,6 +78,7 @@ void fake_rbd_hold(bool on) { LOCKED(f.hold = on; pthread_cond_broadcast(&f.more
 void fake_rbd_hang(bool on) { LOCKED(f.hang = on; pthread_cond_broadcast(&f.calls)); }
 void fake_rbd_fail_call(int n, int error) { LOCKED(f.fail_nth = n; f.fail_error = error; f.ncalls = 0; f.failed[0] = '\0'); }
 void fake_rbd_resize(uint64_t size) { LOCKED(f.size = size); }
+void fake_rbd_stripe(uint64_t unit) { LOCKED(f.stripe = unit); }
 void fake_rbd_remove(void) { LOCKED(f.removed = true); }
 void fake_rbd_blocklist(void) { LOCKED(f.blocklisted = true); }
 void fake_rbd_write(uint64_t off, uint8_t byte) { LOCKED(f.data[off] = byte; f.alloc[off / UNIT] = 1); }
@@ -389,6 +390,20 @@ int rbd_stat(rbd_image_t image, rbd_image_info_t *info, size_t len)
 {
 	ENTER();
 	*info = (rbd_image_info_t){ .size = f.size, .obj_size = FAKE_OBJECT };
+	return leave(0);
+}
+
+int rbd_get_stripe_unit(rbd_image_t image, uint64_t *unit)
+{
+	ENTER();
+	*unit = f.stripe ? f.stripe : FAKE_OBJECT;
+	return leave(0);
+}
+
+int rbd_get_stripe_count(rbd_image_t image, uint64_t *count)
+{
+	ENTER();
+	*count = f.stripe ? 4 : 1;
 	return leave(0);
 }
 

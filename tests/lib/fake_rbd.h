@@ -37,6 +37,9 @@ const char *fake_rbd_failed(void);	/* its name, "" before */
 /* Each call of this name ("rbd_open") fails with `error`; NULL: none. */
 void fake_rbd_fail_named(const char *name, int error);
 
+/* The image is striped over four objects at a time in such units; 0: it is not. Asked at an open. */
+void fake_rbd_stripe(uint64_t unit);
+
 /* By other hands. */
 void fake_rbd_resize(uint64_t size);
 void fake_rbd_remove(void);		/* the image's header */

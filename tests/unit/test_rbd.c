@@ -214,6 +214,35 @@ static void a_size_that_changes_while_open_is_seen(void)
 	on_fake(co_resized);
 }
 
+/* --- What is kept as one --- */
+
+static co_fn void co_pieces(void *arg)
+{
+	static const struct { uint64_t stripe; const char *options; uint32_t object, atomic; } rows[] = {
+		{ 0, "", FAKE_OBJECT, FAKE_OBJECT }, { 0, ",error-after=1s", FAKE_OBJECT, FAKE_OBJECT }, { 0, ",rbd_cache=true", FAKE_OBJECT, 0 },
+		{ 4096, "", 4096, 4096 }, { 4096, ",rbd_cache=true", 4096, 0 }, { 12288, "", 0, 0 },
+	};
+	struct err err = ERR_INIT;
+	char name[64];
+	struct disk *d;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		fake_rbd_stripe(rows[i].stripe);
+		snprintf(name, sizeof(name), "rbd:rbd/img%s", rows[i].options);
+		if (co_disk_open(name, DISK_OPEN_RDWR, &d, &err))
+			test_fail("%s: %s", name, err.msg);
+		CHECK_EQ(d->limits.object, rows[i].object);
+		CHECK_EQ(d->limits.atomic_write, rows[i].atomic);
+		co_disk_close(d);
+	}
+	fake_rbd_stripe(0);
+}
+
+static void a_write_is_whole_within_an_object_or_a_stripes_unit_unless_librbd_caches(void)
+{
+	on_fake(co_pieces);
+}
+
 /* --- Errors --- */
 
 static const struct { enum fake_verb fake; enum disk_op op; } verbs[] = {
@@ -631,7 +660,7 @@ static co_fn void co_not_allowed(void *arg)
 {
 	static const struct { const char *call; int error; const char *says; } rows[] = {
 		{ "rados_connect", -EACCES, "does not let client.admin in" }, { "rados_connect", -ETIMEDOUT, "are its monitors" },
-		{ "rados_ioctx_create", -EPERM, "pool \"rbd\"" }, { "rbd_open", -EPERM, "librbd cannot open it" }, { "rbd_open", -EROFS, "librbd cannot open it" },
+		{ "rados_ioctx_create", -EPERM, "pool \"rbd\"" }, { "rbd_open", -EPERM, "profile rbd" }, { "rbd_open", -EROFS, "librbd cannot open it" },
 		{ "rbd_lock_acquire", -EPERM, "profile rbd" }, { "rbd_lock_acquire", -EACCES, "profile rbd" }, { "rbd_lock_get_owners", -EPERM, "who holds" },
 	};
 	struct err err = ERR_INIT;
@@ -862,6 +891,7 @@ int main(void)
 	RUN(the_contract_holds_with_completions_from_many_threads);
 	RUN(who_waited_for_what_is_gone_lets_the_next_one_pass);
 	RUN(a_size_that_changes_while_open_is_seen);
+	RUN(a_write_is_whole_within_an_object_or_a_stripes_unit_unless_librbd_caches);
 	RUN(each_error_is_reported_and_only_a_lost_lock_is_final);
 	RUN(a_full_pool_fails_writes_and_nothing_else);
 	RUN(a_short_read_is_an_error);
