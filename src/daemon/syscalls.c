@@ -48,6 +48,18 @@ static const char *const allowed[] = {
 	"epoll_pwait2", "eventfd2", "timerfd_create", "timerfd_settime", "timerfd_gettime",
 };
 
+/*
+ * What lets a process start a program, look into another one, or change the machine: no library that talks to a cluster needs it. (Keys may be asked for by who gets his
+ * credentials from Kerberos.) Refused by an error and not by a signal: a library's threads block SIGSYS, which would then end the process.
+ */
+static const char *const forbidden_to_all[] = {
+	"execve", "execveat", "fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "mount", "umount", "umount2", "move_mount",
+	"open_tree", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "pivot_root", "chroot", "setns", "unshare", "swapon", "swapoff", "reboot", "kexec_load",
+	"kexec_file_load", "init_module", "finit_module", "delete_module", "bpf", "perf_event_open", "userfaultfd", "acct",
+	"quotactl", "quotactl_fd", "settimeofday", "clock_settime", "clock_settime64", "stime", "adjtimex", "clock_adjtime", "clock_adjtime64", "sethostname",
+	"setdomainname", "syslog", "vhangup", "iopl", "ioperm", "modify_ldt", "io_uring_setup", "open_by_handle_at", "mknod", "mknodat", "personality",
+};
+
 #define NUMBERS 1024
 
 /* SIGSYS: async-signal-safe. */
@@ -78,13 +90,13 @@ static void forbidden(int sig, siginfo_t *info, void *context)
 #endif
 }
 
-static int add(scmp_filter_ctx f, const char *name)
+static int add(scmp_filter_ctx f, const char *name, uint32_t action)
 {
 	int number = seccomp_syscall_resolve_name(name), ret;
 
 	if (number == __NR_SCMP_ERROR)
 		return 0;	/* newer than this libseccomp, or of another architecture */
-	ret = seccomp_rule_add(f, SCMP_ACT_ALLOW, number, 0);
+	ret = seccomp_rule_add(f, action, number, 0);
 	return ret == -EDOM || ret == -EACCES ? 0 : ret;	/* pseudo numbers; the default already */
 }
 
@@ -94,7 +106,7 @@ static int fill(scmp_filter_ctx f)
 	int ret = seccomp_attr_set(f, SCMP_FLTATR_CTL_TSYNC, 1);
 
 	for (size_t i = 0; i < ARRAY_SIZE(allowed) && !ret; i++)
-		ret = add(f, allowed[i]);
+		ret = add(f, allowed[i], SCMP_ACT_ALLOW);
 	for (size_t i = 0; i < ARRAY_SIZE(families) && !ret; i++)
 		ret = seccomp_rule_add(f, SCMP_ACT_ALLOW, SCMP_SYS(socket), 1, SCMP_A0(SCMP_CMP_EQ, families[i]));
 	/* Threads, but no processes; the arguments of clone3 cannot be looked at, and without it the C library takes clone. */
@@ -119,6 +131,25 @@ int restrict_calls(bool *done, struct err *err)
 	return ret < 0 ? err_errno(err, ret, "sandbox: seccomp (--no-sandbox does without)") : 0;
 }
 
+int forbid_calls(bool *done, struct err *err)
+{
+	scmp_filter_ctx f = seccomp_init(SCMP_ACT_ALLOW);
+	int ret = f ? seccomp_attr_set(f, SCMP_FLTATR_CTL_TSYNC, 1) : -ENOMEM;
+
+	for (size_t i = 0; i < ARRAY_SIZE(forbidden_to_all) && !ret; i++)
+		ret = add(f, forbidden_to_all[i], SCMP_ACT_ERRNO(EPERM));
+	/* As in fill(): threads are made, processes are not. */
+	if (!ret)
+		ret = seccomp_rule_add(f, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(clone), 1, SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0));
+	if (!ret)
+		ret = seccomp_rule_add(f, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0);
+	if (!ret)
+		ret = seccomp_load(f);
+	seccomp_release(f);
+	*done = !ret;
+	return ret < 0 ? err_errno(err, ret, "sandbox: seccomp (--no-sandbox does without)") : 0;
+}
+
 #else
 
 int restrict_calls(bool *done, struct err *err)
@@ -126,6 +157,11 @@ int restrict_calls(bool *done, struct err *err)
 	*done = false;
 	log_warn("sandbox: this weir was built without libseccomp, so its system calls are not restricted (--no-sandbox is silent)");
 	return 0;
+}
+
+int forbid_calls(bool *done, struct err *err)
+{
+	return restrict_calls(done, err);
 }
 
 #endif

@@ -11,3 +11,6 @@ struct err;
  * without libseccomp, which is a warning.
  */
 int restrict_calls(bool *done, struct err *err);
+
+/* For all threads, if some are a library's, whose calls nobody knows: what none has any business with fails with EPERM, and nothing is told. *done as above. */
+int forbid_calls(bool *done, struct err *err);

@@ -141,6 +141,61 @@ static void in_the_sandbox_nothing_else_is_opened_started_or_listened_on(void)
 		test_fail("no '%s' in: %s", want, said);
 }
 
+static int try_program(void *arg)
+{
+	char *argv[] = { (char *)"true", NULL }, *env[] = { NULL };
+
+	return fails_with(execve("/bin/true", argv, env));
+}
+
+static int try_process(void *arg)
+{
+	return fails_with(fork());
+}
+
+static co_fn void co_beside_a_library(void *arg)
+{
+	struct confine_config c = { .library = true };
+	struct err err = ERR_INIT;
+	struct confined done;
+
+	/* The library's thread, which was there before. */
+	CHECK_EQ(co_offload(try_open, (void *)"/dev/null"), 0);
+	if (confine(NULL, &c, &done, &err) < 0)
+		test_fail("%s", err.msg);
+	CHECK_EQ(done.landlock, 0);
+	CHECK_EQ(co_offload(try_open, (void *)"/etc/passwd"), 0);
+	if (!done.seccomp)
+		return;
+	CHECK_EQ(co_offload(try_program, NULL), -EPERM);
+	CHECK_EQ(co_offload(try_process, NULL), -EPERM);
+	CHECK_EQ(fails_with(ptrace(PTRACE_TRACEME, 0, 0, 0)), -EPERM);
+	CHECK_EQ(fails_with(unshare(CLONE_NEWUSER)), -EPERM);
+	CHECK_EQ(fails_with(syscall(__NR_io_uring_setup, 8, NULL)), -EPERM);
+	CHECK_EQ(fails_with(chmod(file, 0600)), 0);
+	CHECK(!rt_renew_workers(rt_self()));
+	CHECK_EQ(co_offload(try_program, NULL), -EPERM);	/* a thread that was started since */
+}
+
+static void run_beside_a_library(void)
+{
+	struct err err = ERR_INIT;
+	struct rt *rt;
+
+	CHECK(!rt_create(NULL, &rt, &err));
+	CHECK_EQ(rt_run(rt, co_beside_a_library, NULL), 0);
+	rt_destroy(rt);
+}
+
+static void beside_a_library_with_threads_no_program_is_started_by_any_thread(void)
+{
+	char said[4096];
+
+	in_child(run_beside_a_library, said, sizeof(said));
+	if (strstr(said, "refused"))
+		test_fail("told: %s", said);
+}
+
 static void become_nobody(void)
 {
 	struct confine_config c = { .user = "65534" };
@@ -204,6 +259,7 @@ int main(void)
 	CHECK(fd >= 0);
 	close(fd);
 	RUN(in_the_sandbox_nothing_else_is_opened_started_or_listened_on);
+	RUN(beside_a_library_with_threads_no_program_is_started_by_any_thread);
 	RUN(another_user_is_taken_for_good);
 	RUN(what_cannot_be_had_is_an_error);
 	unlink(file);
