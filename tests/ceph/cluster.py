@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A Ceph cluster for one test: a monitor and an OSD on loopback, in a temporary folder, as whoever runs it.
 
+weir is the user "vm", who may do what the documentation says that weir needs, and no more; "reader" may only read.
+
     with Cluster("bluestore") as c:
         disk = c.create("img", "16M")
         with c.image("img") as i:
@@ -9,8 +11,9 @@
 
 What is asked of the cluster goes through Ceph's Python modules in this process: a call of `rbd` or `ceph` costs a third of a second of processor time.
 Daemons are children of the test: they are ended by their process id, and the kernel ends them when the test dies (PR_SET_PDEATHSIG). What makes
-it quick: no authentication, no manager, and the waits of the monitor, of bluestore's device and of a client that meets a missing OSD made short.
+it quick: no manager, and the waits of the monitor, of bluestore's device and of a client that meets a missing OSD made short.
 """
+import base64
 import contextlib
 import ctypes
 import json
@@ -19,6 +22,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -42,9 +46,9 @@ mon_host = [v2:127.0.0.1:{port},v1:127.0.0.1:{port1}]
 public_addr = 127.0.0.1
 cluster_addr = 127.0.0.1
 ms_bind_ipv6 = false
-auth_cluster_required = none
-auth_service_required = none
-auth_client_required = none
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
 auth_allow_insecure_global_id_reclaim = false
 mon_data = {d}/mon
 osd_data = {d}/osd
@@ -77,6 +81,26 @@ osd_heartbeat_interval = 1      # how soon it knows that it is full
 [client]
 log_file =
 """
+
+
+VM = {"mon": "profile rbd", "osd": "profile rbd pool=rbd"}
+READER = {"mon": "profile rbd-read-only", "osd": "profile rbd-read-only pool=rbd"}
+USERS = {
+    "mon.": {"mon": "allow *"},
+    "osd.0": {"mon": "allow profile osd", "osd": "allow *"},
+    "client.admin": {"mon": "allow *", "osd": "allow *"},
+    "client.vm": VM,
+    "client.reader": READER,
+}
+
+
+def new_key():
+    """As ceph-authtool makes them: its type, when it was made, and what is secret."""
+    return base64.b64encode(struct.pack("<HIIH", 1, int(time.time()), 0, 16) + os.urandom(16)).decode()
+
+
+def keyring(users):
+    return "".join("[%s]\n\tkey = %s\n%s" % (name, new_key(), "".join('\tcaps %s = "%s"\n' % c for c in caps.items())) for name, caps in users.items())
 
 
 def why_not():
@@ -179,8 +203,11 @@ class Cluster:
         self.io.set_namespace("")
         return data
 
-    def disk(self, name, options=""):
-        return "rbd:%s/%s,conf=%s%s" % (self.pool, name, self.conf, options)
+    def disk(self, name, options="", user="vm"):
+        return "rbd:%s/%s,conf=%s,id=%s%s" % (self.pool, name, self.conf, user, options)
+
+    def allow(self, user, caps):
+        self.command("auth caps", entity="client." + user, caps=[word for c in caps.items() for word in c])
 
     def __enter__(self):
         began = time.monotonic()
@@ -202,6 +229,8 @@ class Cluster:
         fsid, port = str(uuid.uuid4()), free_ports()
         with open(self.conf, "w") as f:
             f.write(CONF.format(d=self.dir, fsid=fsid, port=port, port1=port + 1, store=self.store))
+        with open(self.dir + "/keyring", "w") as f:
+            f.write(keyring(USERS))
         self.run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", "[v2:127.0.0.1:%d,v1:127.0.0.1:%d]" % (port, port + 1),
                  self.dir + "/monmap")
         self.run("ceph-mon", "-c", self.conf, "--mkfs", "-i", "a", "--monmap", self.dir + "/monmap")

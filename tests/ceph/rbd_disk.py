@@ -94,6 +94,18 @@ def namespaces_and_ids_are_part_of_the_name():
     require(c.export("img", ns="ns")[:4096] == b"\x55" * 4096, "the image in the namespace")
 
 
+def no_thread_of_a_server_can_start_a_program():
+    with Serve("--name", "v", c.create("confined", "4M")) as w:
+        equal(control("weir.control", command="status")["confined"]["landlock"], False, "files can be opened, as Ceph's library does")
+        tasks = os.listdir("/proc/%d/task" % w.proc.pid)
+        require(len(tasks) > 5, "librbd has threads")
+        for task in tasks:
+            with open("/proc/%d/task/%s/status" % (w.proc.pid, task)) as f:
+                text = f.read()
+            require("Seccomp:\t2" in text and "NoNewPrivs:\t1" in text, text)
+        w.end()
+
+
 def one_writer_and_many_readers():
     disk = c.create("locked")
     with Disk(disk) as d:
@@ -176,9 +188,13 @@ def what_cannot_be_opened_is_said_with_the_way_out():
             ("rbd:rbd/none" + conf, "no such image"), ("rbd:rbd/plain@none" + conf, "snapshot"),
             ("rbd:rbd/plain,conf=/nonexistent", "say which it is with conf=FILE"), ("rbd:rbd/plain,colour=red" + conf, "unknown option \"colour\""),
             ("rbd:rbd/plain,rbd_cache=perhaps" + conf, "does not take rbd_cache=perhaps"), ("rbd:rbd/plain,error-after=soon" + conf, "error-after"),
-            ("rbd:rbd/unlocked" + conf, "rbd feature enable rbd/unlocked exclusive-lock")):
+            ("rbd:rbd/unlocked" + conf, "rbd feature enable rbd/unlocked exclusive-lock"),
+            ("rbd:rbd/plain,id=nobody" + conf, "does not let client.nobody in"), ("rbd:rbd/plain,id=vm,keyring=/nonexistent" + conf, "keyring=FILE"),
+            (c.disk("plain", user="reader"), "osd 'profile rbd pool=...'")):
         error = open_error(disk, "read-only" if "@none" in disk else "")
         require(says in error, "%s: %s" % (disk, error))
     require("belongs on a fast device" in open_error(c.disk("plain"), "log"), "a log in the cluster")
+    with Disk(c.disk("plain", user="reader"), "read-only") as d:
+        require(isinstance(d.do("read 0 4096"), list), "who may only read can do that")
     with Disk(c.disk("unlocked", ",locking=off")) as d:
         d.all("write 0 4096 1")

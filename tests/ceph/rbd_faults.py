@@ -5,9 +5,9 @@ import random
 import time
 
 import nbd
-from cluster import the as c
+from cluster import READER, VM, the as c
 from harness import MIB, equal, require, run, seed
-from serve_lib import BLOCK, WEIR, Serve, Writer, content, log, refused, until
+from serve_lib import BLOCK, SPAN, WEIR, Serve, Writer, content, log, refused, until
 from standby import a_standby_takes_over
 
 
@@ -169,6 +169,28 @@ def a_log_that_is_lost_leaves_what_the_destage_mode_promises():
         require(have and all(pair in written for pair in have.items()), "each block was written there")
 
 
+def ordered_epochs_within_an_object_reach_the_cluster_together():
+    """Which is what makes a journal or a database's log drain faster than one write after the other; what does not touch goes one by one."""
+    joined = []
+    for step in (1, 2):
+        name = "step%d" % step
+        options = (*log(name), "--destage", "ordered", "--name", "v", c.create(name, "8M"))
+        with Serve(*options) as w:
+            writer = Writer(w)
+            c.osd.stop()
+            for n in range(200):
+                writer.write(n * step)
+            c.osd.go_on()
+            until("the log is empty", lambda: w.dirty() == 0)
+            joined.append((w.status()["volumes"][0]["disk"]["epochs_joined"], w.disk()["counters"]["write"]["ops"]))
+            w.end()
+        image_holds(name, writer.have)
+    print("200 epochs: (joined, writes) %s" % joined)
+    # Destage may have begun with the first of them.
+    require(joined[0][0] >= 197 and joined[0][1] <= 3, "neighbours go together: %s" % joined)
+    equal(joined[1], (0, 200), "others do not")
+
+
 def a_snapshot_of_an_image_whose_log_is_dirty_counts_as_a_writer():
     disk = c.create("snapped", "8M")
     options = (*log(), "--name", "v", disk)
@@ -262,6 +284,26 @@ def without_a_log_a_cluster_that_hangs_pauses_or_fails():
         w.end()
 
 
+def a_pool_that_may_only_be_read_keeps_the_log_until_it_may_be_written_again():
+    disk = c.create("caps", "8M")
+    options = (*log(), "--name", "v", disk)
+    with Serve(*options) as w:
+        writer = Writer(w)
+        writer.write_many(range(1, 100))
+        w.end()
+    c.allow("vm", READER)
+    try:
+        for more in ((), ("--discard-log",), ("--force-replay",)):
+            require("osd 'profile rbd pool=...'" in refused(*options, *more), "it says what is missing")
+    finally:
+        c.allow("vm", VM)
+    with Serve(*options) as w:
+        Writer(w, writer.have).verify()
+        until("the log is empty", lambda: w.dirty() == 0)
+        w.end()
+    image_holds("caps", writer.have)
+
+
 def a_server_ends_in_time_though_the_cluster_hangs():
     disk = c.create("term", "8M")
     options = (*log(), "--name", "v", disk)
@@ -280,14 +322,17 @@ def a_server_ends_in_time_though_the_cluster_hangs():
         w.end()
 
 
-def a_client_that_is_shut_out_writes_nothing_more_and_keeps_its_log():
+def a_client_that_is_shut_out_in_the_middle_of_a_destage_writes_nothing_more_and_keeps_its_log():
     disk = c.create("fence", "8M")
     options = (*log(), "--name", "v", disk)
     with Serve(*options) as w:
-        writer = Writer(w)
+        writer, address = Writer(w), own_address("fence")
+        c.osd.stop()
         for n in range(1, 100):
             writer.write(n)
-        c.rados.blocklist_add(own_address("fence"))
+        until("destage has writes in flight", lambda: w.disk()["in_flight"] > 0)
+        c.rados.blocklist_add(address)
+        c.osd.go_on()
         at = writer.write_until_it_fails(range(100, 200), 0.05)     # some are in the log before it is known
         w.wait_for("the cluster has blocklisted this client")
         require(writer.fails(), "the guest's writes fail")
@@ -310,6 +355,25 @@ def an_image_that_is_removed_underneath_is_noticed():
         require(writer.fails(), "writes fail")
 
 
+def what_lies_behind_the_end_of_an_image_that_was_shrunk_stays_in_the_log():
+    last = SPAN // BLOCK - 1
+    with Serve(*log(), "--name", "v", c.create("shrunk", "8M")) as w:
+        writer = Writer(w)
+        with c.image("shrunk") as i:
+            i.resize(4 * MIB)
+        w.wait_for("has been shrunk to 4 MiB")
+        writer.write(1)
+        writer.write(last)
+        w.wait_for("cannot destage volume v")
+        writer.verify()
+        with c.image("shrunk") as i:
+            i.resize(8 * MIB)
+        until("the log is empty", lambda: w.dirty() == 0)
+        writer.verify()
+        w.end()
+    image_holds("shrunk", writer.have)
+
+
 def the_image_names_its_log_and_one_that_is_elsewhere_is_refused():
     disk = c.create("mark", "8M")
     mine, other = (*log("log"), "--name", "v", disk), (*log("other"), "--name", "v", disk)
@@ -327,7 +391,7 @@ def the_image_names_its_log_and_one_that_is_elsewhere_is_refused():
         writer.write_many(range(100, 200))
         print("closing with a dirty log took %.2f s" % w.end())
     host = os.uname().nodename
-    for options in (other, ("--name", "v", disk)):
+    for options in (other, ("--name", "v", disk), ("--read-only", "--name", "v", disk)):
         p = refused(*options)
         require("on host " + host in p and "KiB not in the image" in p and "closed" in p, p)
     with Serve(*mine) as w:                 # nobody was there meanwhile
