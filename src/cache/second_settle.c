@@ -195,26 +195,40 @@ static bool may_settle(const struct cache_volume *v)
 	return s->started && !s->off && !s->scanning && v->second.rec >= 0 && !v->second.settled && v->second.has_identity && !v->second.changing;
 }
 
-static co_fn int co_settle_locked(struct cache_volume *v)
-{
-	struct second *s = v->c->second;
-	struct second_record *rec = &s->sb.rec[v->second.rec];
-	uint64_t changes = v->second.changes;
+/* What was true of the image at one instant. */
+struct state {
+	uint64_t changes;
 	struct disk_identity id;
+};
+
+/* Without s->lock: a format writes its tables for that, through another layer of the cache, whose changes may need the lock. */
+static co_fn int co_look_at_image(struct cache_volume *v, struct state *st)
+{
 	int r;
 
-	if (!may_settle(v))
-		return -EBUSY;
+	st->changes = v->second.changes;
 	r = v->disk.read_only || v->disk.file->read_only ? 0 : co_disk_flush(v->disk.file);
 	if (!r)
-		r = co_second_identity(v, &id);
+		r = co_second_identity(v, &st->id);
 	if (r < 0)
 		return r;
-	if (!changes && !disk_identity_equal(&id, &v->second.identity)) {
+	if (!st->changes && !disk_identity_equal(&st->id, &v->second.identity)) {
 		log_warn("%s: was changed by another program while it was open; the second level of the cache does not keep it", v->name);
 		v->second.has_identity = false;
 		return -ESTALE;
 	}
+	return 0;
+}
+
+/* With s->lock. */
+static co_fn int co_settle_locked(struct cache_volume *v, const struct state *st)
+{
+	struct second *s = v->c->second;
+	struct second_record *rec = &s->sb.rec[v->second.rec];
+	int r = 0;
+
+	if (!may_settle(v) || v->second.changes != st->changes)
+		return -EBUSY;
 	for (uint32_t i = 0; i < s->segments && s->n_dirty && !r; i++)
 		if (s->dirty[i])
 			r = co_rewrite_header(s, i);
@@ -224,13 +238,13 @@ static co_fn int co_settle_locked(struct cache_volume *v)
 		second_fail(s, r, "cannot be written");
 		return r;
 	}
-	if (v->second.changes != changes || v->second.changing || s->off)
+	if (v->second.changes != st->changes || v->second.changing || s->off)
 		return -EAGAIN;
 	/* From here on the record may become durable: the next change sees it. */
 	v->second.settled = true;
-	v->second.identity = id;
+	v->second.identity = st->id;
 	rec->settled = true;
-	rec->identity = id;
+	rec->identity = st->id;
 	rec->size = v->disk.file->size;
 	rec->wall_ns = rt_wall_ns();
 	s->count.settles++;
@@ -240,11 +254,12 @@ static co_fn int co_settle_locked(struct cache_volume *v)
 static co_fn void co_settle(struct cache_volume *v)
 {
 	struct second *s = v->c->second;
+	struct state st;
 
-	if (!may_settle(v))
+	if (!may_settle(v) || co_look_at_image(v, &st) < 0)
 		return;
 	co_mutex_lock(&s->lock);
-	co_settle_locked(v);
+	co_settle_locked(v, &st);
 	co_mutex_unlock(&s->lock);
 }
 
@@ -271,14 +286,19 @@ co_fn void co_second_keeper(void *arg)
 co_fn void co_second_detach(struct cache_volume *v)
 {
 	struct second *s = v->c->second;
-	uint64_t deadline = rt_now_ns() + AT_END_NS;
+	uint64_t deadline;
+	bool may = may_settle(v) && s->n_dirty <= AT_END_DIRTY;
+	struct state st;
 
-	while (may_settle(v) && s->n_dirty <= AT_END_DIRTY && rt_now_ns() < deadline) {
+	if (may)
+		may = co_look_at_image(v, &st) == 0;
+	deadline = rt_now_ns() + AT_END_NS;
+	while (may && may_settle(v) && rt_now_ns() < deadline) {
 		if (!co_mutex_trylock(&s->lock)) {
 			co_sleep_ns(1000000);
 			continue;
 		}
-		co_settle_locked(v);
+		co_settle_locked(v, &st);
 		co_mutex_unlock(&s->lock);
 		break;
 	}

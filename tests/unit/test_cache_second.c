@@ -301,6 +301,71 @@ static void a_touch_that_fails_is_tried_again_at_the_next_change(void)
 	in_env(co_untouched, &e);
 }
 
+/* --- A format between two layers: what it holds goes to its file with a flush --- */
+
+struct format {
+	struct disk disk;
+	bool dirty;
+	uint8_t held[BLOCK];
+};
+
+static co_fn int format_co_write(struct disk *d, uint64_t off, uint64_t len, const struct iovec *iov, int niov, unsigned flags)
+{
+	container_of(d, struct format, disk)->dirty = true;
+	return 0;
+}
+
+static co_fn int format_co_flush(struct disk *d)
+{
+	struct format *f = container_of(d, struct format, disk);
+	int r = f->dirty ? co_disk_write(d->file, 0, f->held, BLOCK, 0) : 0;
+
+	f->dirty = false;
+	return r ? r : co_disk_flush(d->file);
+}
+
+static const struct disk_ops format_ops = { .driver = "format", .co_write = format_co_write, .co_flush = format_co_flush };
+
+/* The upper layer settles, and has the image flushed. The lower one is settled, and has to say that it is not any more; that its image cannot be touched must not stop it. */
+static co_fn void co_nested(void *arg)
+{
+	struct cache_device_config dc = { .settle_ns = 1000000 };
+	struct format *f = calloc(1, sizeof(*f));
+	struct disk *below = calloc(1, sizeof(*below)), *file, *tables;
+	struct env *e = arg;
+	struct err err = ERR_INIT;
+
+	co_format(e);
+	failing_touches = 0;
+	CHECK_EQ(cache_create(&(struct cache_config){ .chunk = 16384, .curve_samples = 16, .size = 12 << 20 }, &e->c, &err), 0);
+	CHECK_EQ(powercut_dev_open(e->dev, &file), 0);
+	CHECK_EQ(co_cache_add_device(e->c, file, &dc, &err), 0);
+	CHECK_EQ(powercut_dev_open(e->image, &file), 0);
+	CHECK_EQ(disk_init(below, &touch_ops, file->name, file), 0);
+	CHECK_EQ(co_cache_attach_tables(e->c, "tables", below, CACHE_ALL, &tables, &err), 0);
+	CHECK_EQ(disk_init(&f->disk, &format_ops, "format", tables), 0);
+	CHECK_EQ(co_cache_attach(e->c, "vol", &f->disk, CACHE_ALL, &e->top, &err), 0);
+	co_cache_start_device(e->c);
+	co_sleep_ns(5000000000);
+	CHECK(volume_of(tables)->second.settled && volume_of(e->top)->second.settled);
+	failing_touches = 1000;
+	CHECK_EQ(co_disk_write(e->top, 0, buf, BLOCK, 0), 0);
+	CHECK(volume_of(tables)->second.settled && !volume_of(e->top)->second.settled);
+	co_sleep_ns(5000000000);
+	CHECK(!f->dirty && failing_touches < 1000 && !e->c->second->off);
+	media_read(powercut_dev_view(e->image), 0, buf, BLOCK);
+	CHECK(bytes_are_zero(buf, BLOCK));
+	failing_touches = 0;
+	co_stop(e);
+}
+
+static void a_format_may_write_while_the_layer_above_it_settles(void)
+{
+	struct env *e;
+
+	in_env(co_nested, &e);
+}
+
 /* --- What is no cache device --- */
 
 static co_fn int co_try(struct env *e, struct err *err)
@@ -441,6 +506,7 @@ int main(int argc, char **argv)
 	RUN(a_device_that_hangs_is_given_up);
 	RUN(no_more_is_written_than_the_rate_allows);
 	RUN(a_touch_that_fails_is_tried_again_at_the_next_change);
+	RUN(a_format_may_write_while_the_layer_above_it_settles);
 	RUN(what_is_no_cache_device_is_refused);
 	RUN(a_device_of_version_1_is_of_use);
 	return 0;
