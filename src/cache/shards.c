@@ -57,7 +57,7 @@ struct shards *shards_init(void *mem, uint32_t samples)
 
 static void fenwick_add(struct shards *s, uint32_t at, uint32_t n)
 {
-	for (; at <= positions(s->max); at += at & -at)
+	for (; at <= positions(s->max); at += at & -at, s->steps++)
 		s->fenwick[at] += n;
 }
 
@@ -96,6 +96,7 @@ static void order_renumber(struct shards *s)
 		s->order[++n] = i;
 		s->sample[i - 1].at = n;
 	}
+	s->steps += s->now + all;
 	s->now = n;
 	/* Each node counts the taken positions of its range, and they are the first n. */
 	for (uint32_t at = 1; at <= all; at++) {
@@ -131,6 +132,7 @@ static void lower_threshold(struct shards *s)
 {
 	while (s->live == s->max && s->threshold) {
 		s->threshold -= s->threshold / 16 ? s->threshold / 16 : s->threshold;
+		s->steps += s->now;
 		for (uint32_t at = 1; at <= s->now; at++) {
 			uint64_t hash;
 
@@ -189,7 +191,8 @@ void shards_access_slow(struct shards *s, uint64_t key, uint64_t hash)
 	uint32_t i = *hash_bucket_of(s, hash);
 	double weight = 1 / rate(s);
 
-	while (i && s->sample[i - 1].key != key)
+	s->sampled++;
+	for (; i && s->sample[i - 1].key != key; s->steps++)
 		i = s->sample[i - 1].chain;
 	if (s->now == positions(s->max))
 		order_renumber(s);

@@ -46,10 +46,18 @@ static double *exact_curve(const struct trace *t)
 }
 
 struct errors {
-	double mean, worst;
+	double mean, worst, sideways;
 };
 
-/* Mean and largest difference at a hundred sizes up to the number of distinct keys. */
+/* How far the ratio is from those that the exact curve has within 2 % of the keys about this size. */
+static double sideways(const struct trace *t, const double *exact, unsigned pct, double ratio)
+{
+	double most = exact[max(t->distinct * (pct - min(pct, 2u)) / 100, (uint64_t)1)], least = exact[t->distinct * min(pct + 2, 100u) / 100];
+
+	return ratio > most ? ratio - most : ratio < least ? least - ratio : 0;
+}
+
+/* Mean and largest difference at a hundred sizes up to the number of distinct keys. Where the curve is steep a size that is off by little is a ratio that is off by much. */
 static struct errors compare(const struct trace *t, const double *exact, uint32_t samples)
 {
 	void *mem = calloc(1, shards_bytes(samples));
@@ -60,12 +68,13 @@ static struct errors compare(const struct trace *t, const double *exact, uint32_
 		shards_access(s, t->key[i]);
 	CHECK(s->live <= samples);
 	for (unsigned pct = 1; pct <= 100; pct++) {
-		double diff = fabs(shards_miss_ratio(s, t->distinct * pct / 100) - exact[t->distinct * pct / 100]);
+		double ratio = shards_miss_ratio(s, t->distinct * pct / 100), diff = fabs(ratio - exact[t->distinct * pct / 100]);
 
 		e.mean += diff / 100;
 		e.worst = max(e.worst, diff);
+		e.sideways = fmax(e.sideways, sideways(t, exact, pct, ratio));
 	}
-	printf("  %u samples of %" PRIu64 ": mean error %.4f, worst %.4f; distinct %" PRIu64 "\n", samples, t->distinct, e.mean, e.worst,
+	printf("  %u samples of %" PRIu64 ": mean error %.4f, worst %.4f, %.4f if sizes may be off by 2 %%; distinct %" PRIu64 "\n", samples, t->distinct, e.mean, e.worst, e.sideways,
 	       shards_distinct(s));
 	free(mem);
 	return e;
@@ -86,18 +95,21 @@ static void with_room_for_all_keys_the_curve_is_exact(void)
 
 static void a_hundredth_of_the_memory_is_within_2_percent(void)
 {
+	struct errors e;
 	struct trace t;
 	double *exact;
 
 	trace_generate(&t, 1000000, 100000, 4);
 	exact = exact_curve(&t);
-	CHECK(compare(&t, exact, (uint32_t)(t.distinct / 100)).mean < 0.02);
+	e = compare(&t, exact, (uint32_t)(t.distinct / 100));
+	CHECK(e.mean < 0.02 && e.worst < 0.04 && e.sideways < 0.03);
 	free(exact);
 	trace_free(&t);
 }
 
 static void a_real_trace_within_2_percent_at_a_hundredth_of_the_memory(void)
 {
+	struct errors e;
 	struct trace t;
 	double *exact;
 
@@ -108,7 +120,12 @@ static void a_real_trace_within_2_percent_at_a_hundredth_of_the_memory(void)
 	exact = exact_curve(&t);
 	for (uint32_t samples = 245; samples <= 8192; samples *= 2)
 		compare(&t, exact, samples);
-	CHECK(compare(&t, exact, (uint32_t)(t.distinct / 100)).mean < 0.02);
+	/* On average over all sizes, the measure of the paper. At single sizes it is not: this curve has a step where 1 % of the keys are 4 to 5 % of the ratio. */
+	e = compare(&t, exact, (uint32_t)(t.distinct / 100));
+	CHECK(e.mean < 0.02 && e.worst < 0.10 && e.sideways < 0.04);
+	/* With as many as the cache has. */
+	e = compare(&t, exact, 2048);
+	CHECK(e.mean < 0.02 && e.worst < 0.10 && e.sideways < 0.03);
 	free(exact);
 	trace_free(&t);
 }
@@ -117,6 +134,37 @@ static void a_volume_takes_at_most_a_mebibyte(void)
 {
 	CHECK(shards_bytes(8192) <= 1 << 20);
 	printf("  8192 samples: %zu bytes\n", shards_bytes(8192));
+}
+
+/*
+ * Counted and not timed: of the accesses of a volume that reads many times what is sampled, few are more than a hash and a comparison, and those take a few dozen steps, so that
+ * an access costs less than two steps through memory on average, where a request costs thousands of instructions.
+ */
+static void few_accesses_cost_more_than_a_hash(void)
+{
+	const uint32_t samples = 2048;	/* as the cache has them */
+	void *mem = calloc(1, shards_bytes(samples));
+	struct shards *s = shards_init(mem, samples);
+	uint64_t steps = 0, most = 0, sampled;
+	struct trace t;
+
+	trace_generate(&t, 300000, 150000, 5);
+	for (uint64_t i = 0; i < t.n; i++) {
+		shards_access(s, t.key[i]);
+		/* What one access costs at most: to move all positions together, or to drop a sixteenth of the samples. */
+		most = max(most, s->steps - steps);
+		steps = s->steps;
+	}
+	printf("  %" PRIu64 " accesses to %" PRIu64 " keys: %.2f %% sampled, %.2f steps each, %" PRIu64 " at most\n", t.n, t.distinct,
+	       100.0 * (double)s->sampled / (double)t.n, (double)s->steps / (double)t.n, most);
+	CHECK(s->sampled < t.n / 20 && s->steps < 2 * t.n && most < 16 * samples);
+	/* Once the threshold has fallen: by then one of seventy. */
+	sampled = s->sampled;
+	for (uint64_t i = 0; i < t.n; i++)
+		shards_access(s, t.key[i]);
+	CHECK(s->sampled - sampled < t.n / 50);
+	free(mem);
+	trace_free(&t);
 }
 
 /* Positions, buckets and threshold stay sound while keys come, go and come again. */
@@ -153,6 +201,7 @@ int main(void)
 	RUN(a_hundredth_of_the_memory_is_within_2_percent);
 	RUN(a_real_trace_within_2_percent_at_a_hundredth_of_the_memory);
 	RUN(a_volume_takes_at_most_a_mebibyte);
+	RUN(few_accesses_cost_more_than_a_hash);
 	RUN(what_is_counted_stays_consistent);
 	return 0;
 }
