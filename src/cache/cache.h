@@ -29,6 +29,7 @@ enum cache_class { CACHE_DATA, CACHE_METADATA, CACHE_CLASSES };
 
 struct cache_config {
 	uint64_t size;		/* bytes of memory, all included */
+	uint64_t most;		/* what others may leave it later, beyond `size`; 0: no more than that */
 	uint32_t block;		/* 0: CACHE_BLOCK; a power of two, 512..65536 */
 	uint32_t chunk;		/* unit in which memory is taken and given back; 0: 2 MiB */
 	bool s3fifo;		/* instead of ARC */
@@ -74,10 +75,12 @@ void cache_hold(struct cache *c);
 void cache_release(struct cache *c);
 void cache_get_limits(struct disk *d, uint64_t *ret_share, uint64_t *ret_limit);
 /*
- * A new budget, at most the one it was created with. Evicts and gives memory back before it returns, within a fraction of a second: a read from below that hangs
+ * A new budget, at most `most` of its configuration. Evicts and gives memory back before it returns, within a fraction of a second: a read from below that hangs
  * keeps the chunk of memory (2 MiB) that it goes to.
  */
 co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err);
+/* Whether an operator may ask for it: at most what it was started with. -EINVAL. */
+int cache_check_size(const struct cache *c, uint64_t size, struct err *err);
 /* Gives back what such reads have kept, once they have ended. */
 co_fn void co_cache_keep_budget(struct cache *c);
 
@@ -114,9 +117,16 @@ co_fn void co_cache_close_device(struct cache *c);
 void cache_set_secondary(struct disk *d, enum cache_mode mode);
 bool cache_has_device(const struct cache *c);
 
-/* What it is allowed to take now, and the least that co_cache_resize() would accept. */
+/* What it is allowed to take now, and the least and the most that co_cache_resize() would accept. */
 uint64_t cache_size(const struct cache *c);
 uint64_t cache_least(const struct cache *c);
+uint64_t cache_most(const struct cache *c);
+/* What its volumes were promised, and how it is used: blocks looked for, those that were not there (read ahead or not), and those of them that a larger cache would have had. */
+uint64_t cache_shares(const struct cache *c);
+struct cache_use {
+	uint64_t reads, misses, ghost_hits;
+};
+void cache_get_use(const struct cache *c, struct cache_use *ret);
 /* What of the budget is its own: what it takes, or its floor. */
 uint64_t cache_committed(const struct cache *c);
 /* Bytes of memory that the cache takes now, all included; never above its budget but while co_cache_resize() is making it smaller. */

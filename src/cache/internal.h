@@ -64,8 +64,8 @@ struct cache_record {
 	uint32_t slot;		/* with the flags above */
 };
 
-/* With its entry in the policy, its share of the hash table, and the owner of its slot. */
-static_assert(sizeof(struct cache_record) + POLICY_ENTRY_BYTES + sizeof(uint32_t) <= 96, "a cached block costs at most 96 bytes");
+/* With its entry in the policy, its share of the hash table, and the owner of its slot and the note on it. */
+static_assert(sizeof(struct cache_record) + POLICY_ENTRY_BYTES + sizeof(uint32_t) + 1 <= 96, "a cached block costs at most 96 bytes");
 
 /* --- Reads in flight --- */
 
@@ -152,6 +152,7 @@ struct cache_volume {
 
 struct cache {
 	struct cache_config config;
+	uint32_t chunks;	/* that the index is in use for: what lies behind costs no memory yet */
 	uint64_t budget, fixed, curves;	/* bytes */
 	struct budget_user user;
 	uint64_t counted;	/* of what it holds: all but the chunks of data */
@@ -209,6 +210,8 @@ static inline bool cache_allows(const struct cache_volume *v, enum cache_class c
 
 /* After a change of what is allowed: floor, ceiling, the policies' capacities. */
 void cache_recompute(struct cache *c);
+/* The index is to be good for so many bytes. It never gets smaller. */
+void cache_grow_index(struct cache *c, uint64_t size);
 
 /* --- record.c --- */
 

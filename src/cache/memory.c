@@ -26,7 +26,12 @@ static uint32_t words(uint32_t chunks)
 
 uint64_t mem_bytes(uint32_t chunks, uint32_t block, uint32_t chunk_bytes)
 {
-	return chunks * sizeof(struct mem_chunk) + words(chunks) * sizeof(uint64_t) + (uint64_t)chunks * (chunk_bytes / block) * (sizeof(uint32_t) + 1) + 64;
+	return mem_table_bytes(chunks) + (uint64_t)chunks * (chunk_bytes / block) * (sizeof(uint32_t) + 1) + 64;
+}
+
+uint64_t mem_table_bytes(uint32_t chunks)
+{
+	return chunks * sizeof(struct mem_chunk) + words(chunks) * sizeof(uint64_t);
 }
 
 int mem_init(struct cache_mem *m, void *book, uint32_t chunks, uint32_t block, uint32_t chunk_bytes)

@@ -43,8 +43,9 @@ struct cache_mem {
 	struct budget_user *user; /* chunks come out of its budget; NULL: of none */
 };
 
-/* Bytes of bookkeeping for so many chunks. */
+/* Bytes of bookkeeping for so many chunks, and how many of them are touched whatever is used. */
 uint64_t mem_bytes(uint32_t chunks, uint32_t block, uint32_t chunk_bytes);
+uint64_t mem_table_bytes(uint32_t chunks);
 /* `book` is zeroed memory of mem_bytes(). -ENOMEM. */
 int mem_init(struct cache_mem *m, void *book, uint32_t chunks, uint32_t block, uint32_t chunk_bytes);
 void mem_fini(struct cache_mem *m);

@@ -31,9 +31,12 @@ static uint32_t entries_for(uint32_t max, uint32_t ghosts)
 
 size_t policy_bytes(uint32_t max, uint32_t ghosts)
 {
-	uint32_t entries = entries_for(max, ghosts);
+	return entries_for(max, ghosts) * sizeof(struct policy_entry) + policy_hash_bytes(max, ghosts);
+}
 
-	return entries * sizeof(struct policy_entry) + (sizeof(uint32_t) << (64 - buckets_shift(entries)));
+size_t policy_hash_bytes(uint32_t max, uint32_t ghosts)
+{
+	return sizeof(uint32_t) << (64 - buckets_shift(entries_for(max, ghosts)));
 }
 
 void policy_init(struct policy *p, const struct policy_ops *ops, void *mem, uint32_t max, uint32_t ghosts, uint32_t capacity)
@@ -45,6 +48,12 @@ void policy_init(struct policy *p, const struct policy_ops *ops, void *mem, uint
 	p->bucket = (uint32_t *)(p->entry + p->entries);
 	for (unsigned i = 0; i < POLICY_LISTS; i++)
 		p->list[i] = (struct policy_list){ POLICY_NONE, POLICY_NONE, 0 };
+}
+
+void policy_set_room(struct policy *p, uint32_t max, uint32_t ghosts)
+{
+	p->max = max;
+	p->entries = entries_for(max, ghosts);
 }
 
 void policy_set_capacity(struct policy *p, uint32_t capacity)

@@ -82,10 +82,13 @@ struct policy {
 
 extern const struct policy_ops arc_ops, s3fifo_ops;
 
-/* Bytes for a policy of at most `max` residents and `ghosts` ghosts. */
+/* Bytes for a policy of at most `max` residents and `ghosts` ghosts, and how many of them are its hash table, which is touched all over. */
 size_t policy_bytes(uint32_t max, uint32_t ghosts);
+size_t policy_hash_bytes(uint32_t max, uint32_t ghosts);
 /* `mem` is aligned to 8 and zeroed, as from mmap(2); pages of entries that were never used are not touched. max >= 1, capacity <= max. */
 void policy_init(struct policy *p, const struct policy_ops *ops, void *mem, uint32_t max, uint32_t ghosts, uint32_t capacity);
+/* Room for fewer than it was made for: what lies behind is not touched. It only grows; capacity <= max. */
+void policy_set_room(struct policy *p, uint32_t max, uint32_t ghosts);
 /* Evicting what is too much is up to the caller. */
 void policy_set_capacity(struct policy *p, uint32_t capacity);
 

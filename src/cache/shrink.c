@@ -130,16 +130,31 @@ co_fn void co_cache_keep_budget(struct cache *c)
 	cache_release(c);
 }
 
-co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err)
+static int check_size(const struct cache *c, uint64_t size, uint64_t most, struct err *err)
 {
 	uint64_t least = cache_least(c), taken = least - c->config.chunk;
 	char a[16], b[16];
 
-	if (size > c->config.size)
-		return err_set(err, -EINVAL, "the cache was started with %s, which is the most it can have; start with more to have more", size_format(c->config.size, a));
+	if (size > most)
+		return err_set(err, -EINVAL, "the cache was started with %s, which is the most it can have; start with more to have more", size_format(most, a));
 	if (size < least)
 		return err_set(err, -EINVAL, "the cache's index alone takes %s: a size of at least %s is possible; primarycache=none caches nothing",
 			       size_format(taken, a), size_format(least, b));
+	return 0;
+}
+
+int cache_check_size(const struct cache *c, uint64_t size, struct err *err)
+{
+	return check_size(c, size, c->config.size, err);
+}
+
+co_fn int co_cache_resize(struct cache *c, uint64_t size, struct err *err)
+{
+	int r = check_size(c, size, c->config.most, err);
+
+	if (r < 0)
+		return r;
+	cache_grow_index(c, size);
 	c->budget = size;
 	cache_hold(c);
 	cache_recompute(c);

@@ -122,6 +122,16 @@ static json_t *names_of(struct serve *s)
 	return list;
 }
 
+/* The runtime's, and what the reactor's cache has of the memory that all have together. */
+static json_t *reactor_figures(struct serve *s, json_t *runtime)
+{
+	json_t *r = json_copy(runtime);
+
+	if (s->graph.cache)
+		json_object_set_new(r, "cache_size", json_integer((json_int_t)cache_size(s->graph.cache)));
+	return r;
+}
+
 static co_fn int co_stats(struct answer *a, json_t *args)
 {
 	struct rt_stats st;
@@ -140,7 +150,7 @@ static co_fn int co_stats(struct answer *a, json_t *args)
 		"sqes", (json_int_t)st.sqes, "cqes", (json_int_t)st.cqes, "posts", (json_int_t)st.posts,
 		"offloads", (json_int_t)st.offloads, "spawned", (json_int_t)st.spawned,
 		"coroutines", (json_int_t)st.coroutines_now, "coroutines_peak", (json_int_t)st.coroutines_peak));
-	json_object_set_new(r, "reactors", json_pack("[O]", json_object_get(r, "runtime")));
+	json_object_set_new(r, "reactors", json_pack("[o]", reactor_figures(a->s, json_object_get(r, "runtime"))));
 	return co_answer_ok(a, r);
 }
 
@@ -419,7 +429,8 @@ static co_fn int co_cache_size(struct answer *a, json_t *args)
 	/* The part of one reactor may be below what its index alone takes. */
 	if (a->s->main || a->s->npeers)
 		size = max(size, cache_least(c));
-	if (co_cache_resize(c, size, &err) < 0)
+	/* Down at once; who gets more, and when, is up to co_memory_apply(): of several reactors the others have to give it back first. */
+	if (cache_check_size(c, size, &err) < 0 || (size < cache_size(c) && co_cache_resize(c, size, &err) < 0))
 		return co_answer_error(a, "%s", err.msg);
 	pressure_set(a->s, size);
 	co_memory_apply(a->s);

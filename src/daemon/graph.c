@@ -167,7 +167,7 @@ void graph_set_secondarycache(struct graph *g, unsigned i, enum cache_mode mode)
 static co_fn int co_open_cache(struct graph *g, const struct graph_config *c, struct budget *budget, struct err *err)
 {
 	struct disk *dev;
-	int ret = cache_create(&(struct cache_config){ .size = c->cache_size, .budget = budget }, &g->cache, err);
+	int ret = cache_create(&(struct cache_config){ .size = c->cache_size, .most = c->cache_most, .budget = budget }, &g->cache, err);
 
 	if (ret < 0 || !c->cache_device)
 		return ret;

@@ -28,6 +28,7 @@ struct graph_config {
 	struct wlog_config log;
 	struct wlog_volume_config volume;
 	uint64_t cache_size;		/* of the read cache; 0: none */
+	uint64_t cache_most;		/* what other reactors may lend it, all in all; 0: nothing */
 	enum cache_mode primarycache;
 	const char *cache_device;	/* its second level, a DISK string; NULL: none */
 	struct cache_device_config cache_device_config;

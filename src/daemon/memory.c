@@ -181,15 +181,27 @@ static uint64_t left_for_caches(const struct serve *s, uint64_t committed)
 /* What a reactor's cache is to do. */
 struct part {
 	struct serve *s;
-	uint64_t committed, wanted, allowed;
+	uint64_t committed;
+	uint64_t full, allowed;	/* what it may have in quiet times, and now */
+	bool grow;		/* or else shrink */
+	uint64_t over;		/* what it has not given back */
+	struct balance_part told;
 };
 
 static int look_at_cache(void *arg)
 {
 	struct part *p = arg;
+	struct cache *c = p->s->graph.cache;
+	struct cache_use use;
 
-	p->committed = p->s->graph.cache ? cache_committed(p->s->graph.cache) : 0;
-	p->wanted = p->s->graph.cache ? p->s->pressure.size : 0;
+	p->committed = 0;
+	p->told = (struct balance_part){ 0 };
+	if (!c)
+		return 0;
+	cache_get_use(c, &use);
+	p->committed = cache_committed(c);
+	p->told = (struct balance_part){ .own = p->s->pressure.size, .least = cache_least(c) + cache_shares(c) / 3 * 4, .most = cache_most(c),
+					 .misses = use.misses, .ghost_hits = use.ghost_hits };
 	return 0;
 }
 
@@ -201,16 +213,25 @@ static co_fn int co_fit_cache(void *arg)
 	uint64_t want, now;
 
 	s->memory.allowed = p->allowed;
+	s->memory.full = p->full;
+	s->memory.asked = p->told.own;
+	p->over = 0;
 	if (!c || s->ending)
 		return 0;
-	want = max(min(s->pressure.size, p->allowed), min(cache_least(c), s->pressure.size));
+	want = max(min(p->full, p->allowed), cache_least(c));
 	now = cache_size(c);
-	/* Small steps upwards are not worth their while. */
-	if (want < now || want == s->pressure.size || want > now + REGROW)
-		if (want != now)
+	if (p->grow) {
+		/* Small steps upwards are not worth their while. */
+		if (want > now && (want == p->full || want > now + REGROW))
 			co_cache_resize(c, want, NULL);
+		return 0;
+	}
+	if (want < now)
+		co_cache_resize(c, want, NULL);
 	/* Where a read that hung kept memory of it. */
 	co_cache_keep_budget(c);
+	now = max(cache_size(c), cache_memory(c));
+	p->over = now > max(want, p->full) ? now - max(want, p->full) : 0;
 	return 0;
 }
 
@@ -221,35 +242,86 @@ static co_fn int co_fit_there(void *arg)
 	return co_serve_call(p->s, co_fit_cache, p);
 }
 
-/* All caches together get what the others leave, each by what it was told to have. */
-static co_fn void co_share_out(struct serve *s)
+/* All at once: one in which a read hangs takes its time. Returns what was not given back. */
+static co_fn uint64_t co_fit_all(struct part *part, unsigned n, bool grow)
 {
-	struct part part[SPLIT_MAX];
-	uint64_t committed = 0, wanted = 0, left;
+	uint64_t over = 0;
 	struct co_group g;
 
-	for (unsigned i = 0; i <= s->npeers; i++) {
-		part[i] = (struct part){ .s = i ? &s->peers[i - 1] : s };
-		co_serve_call(part[i].s, look_at_cache, &part[i]);
-		committed += part[i].committed;
-		wanted += part[i].wanted;
-	}
-	left = left_for_caches(s, committed);
-	/* All at once: one in which a read hangs takes seconds. */
 	co_group_init(&g);
-	for (unsigned i = 0; i <= s->npeers; i++) {
-		part[i].allowed = part[i].wanted == wanted ? left : (uint64_t)((double)left * (double)part[i].wanted / (double)wanted);
+	for (unsigned i = 0; i < n; i++) {
+		part[i].grow = grow;
 		co_group_start(&g, "cache", co_fit_there, &part[i]);
 	}
 	co_group_wait(&g);
+	for (unsigned i = 0; i < n; i++)
+		over += part[i].over;
+	return over;
+}
+
+/* How each is doing; a second later who has lent what to whom may be another. */
+static co_fn void co_look_at_caches(struct serve *s, struct part *part, unsigned n)
+{
+	struct balance *b = &s->memory.balance;
+
+	b->n = n;
+	for (unsigned i = 0; i < n; i++) {
+		part[i] = (struct part){ .s = i ? &s->peers[i - 1] : s };
+		co_serve_call(part[i].s, look_at_cache, &part[i]);
+		b->part[i].own = part[i].told.own;
+		b->part[i].least = part[i].told.least;
+		b->part[i].most = part[i].told.most;
+		b->part[i].misses = part[i].told.misses;
+		b->part[i].ghost_hits = part[i].told.ghost_hits;
+	}
+	balance_told(b);
+	if (rt_now_ns() >= s->memory.balance_ns) {
+		s->memory.balance_ns = rt_now_ns() + SECOND_NS;
+		balance_step(b);
+	}
+}
+
+/* All caches together get what the others leave. Who gets less comes first, so that at no time they have more than that, or than --cache-size. */
+static co_fn void co_share_out(struct serve *s)
+{
+	struct part part[SPLIT_MAX];
+	uint64_t committed = 0, full = 0, left;
+	unsigned n = s->npeers + 1;
+
+	co_mutex_lock(&s->memory.sharing);
+	if (s->ending)
+		goto out;
+	co_look_at_caches(s, part, n);
+	for (unsigned i = 0; i < n; i++) {
+		part[i].full = balance_target(&s->memory.balance, i);
+		committed += part[i].committed;
+		full += part[i].full;
+	}
+	left = left_for_caches(s, committed);
+	for (unsigned i = 0; i < n; i++)
+		part[i].allowed = part[i].full == full ? left : (uint64_t)((double)left * (double)part[i].full / (double)full);
+	if (!co_fit_all(part, n, false))
+		co_fit_all(part, n, true);
+out:
+	co_mutex_unlock(&s->memory.sharing);
+}
+
+/* One of several gives back at once, and gets more when the first reactor says so. */
+static co_fn void co_fit_own(struct serve *s)
+{
+	const struct memory *m = &s->memory;
+	uint64_t asked = m->asked, size = s->pressure.size;
+	struct part own = { .s = s, .allowed = m->allowed, .full = m->full, .told.own = m->asked };
+
+	if (asked && size < asked)
+		own.full = (uint64_t)((double)own.full * (double)size / (double)asked);
+	co_fit_cache(&own);
 }
 
 co_fn void co_memory_apply(struct serve *s)
 {
-	struct part own = { .s = s, .allowed = s->memory.allowed };
-
 	if (s->main)
-		co_fit_cache(&own);
+		co_fit_own(s);
 	else if (!s->ending)
 		co_share_out(s);
 }
@@ -340,6 +412,7 @@ int memory_init(struct serve *s, struct err *err)
 	if (r < 0)
 		return err_set(err, r, "no memory for a budget");
 	co_queue_init(&m->q);
+	co_mutex_init(&m->sharing);
 	budget_join(m->b, &m->program, "program", PROGRAM_FLOOR);
 	budget_set_keeper(m->b, s->rt, bell, m);
 	return rt_set_budget(s->rt, m->b);

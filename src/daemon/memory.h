@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/balance.h"
 #include "rt/budget.h"
 #include "rt/sync.h"
 
@@ -26,7 +27,11 @@ struct memory {
 	uint64_t resident;	/* when it was last looked at */
 	uint64_t trimmed_ns;
 	uint64_t wanted, wanted_ns; /* what all but the caches would have, had not a take been refused lately; when that was */
-	uint64_t allowed;	/* what the first reactor leaves this one's cache */
+	struct balance balance;	/* of the reactors' caches; of the first reactor */
+	uint64_t balance_ns;	/* when it is looked at next */
+	struct co_mutex sharing;
+	uint64_t allowed, full;	/* what the first reactor leaves this one's cache, and would if nobody else wanted memory */
+	uint64_t asked;		/* what it was told to have then */
 	bool rung;
 	struct co_queue q;	/* the keeper waits for the bell */
 };

@@ -27,7 +27,7 @@ static int join_memory(struct serve *s, struct err *err)
 
 	s->memory.b = s->main->memory.b;
 	s->memory.fd = -1;
-	s->memory.allowed = UINT64_MAX;
+	s->memory.allowed = s->memory.full = UINT64_MAX;
 	co_queue_init(&s->memory.q);
 	ret = rt_set_budget(s->rt, s->memory.b);
 	return ret < 0 ? err_errno(err, ret, "no memory is left in the budget for a reactor: give a larger --memory") : 0;

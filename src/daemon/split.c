@@ -31,6 +31,9 @@ static bool names_volume(const char *text, char name[static WLOG_NAME_MAX + 1])
 	return found;
 }
 
+/* A reactor's cache may grow to so many times its part: its hash table is made for that, two thousandths of it. */
+#define CACHE_LENT 8u
+
 static struct split_volume *find(struct split *s, const char *name)
 {
 	for (unsigned i = 0; i < s->nvolumes; i++)
@@ -140,6 +143,7 @@ static void fill_part(struct split *s, unsigned p, const struct serve_config *c,
 	g->cache_size = s->nvolumes ? c->graph.cache_size / s->nvolumes * g->ndisks : c->graph.cache_size;
 	/* Too little to be of use; what all take together the budget of memory bounds. */
 	g->cache_size = max(g->cache_size, min(c->graph.cache_size, CACHE_SMALLEST));
+	g->cache_most = s->n > 1 ? min(c->graph.cache_size, g->cache_size * CACHE_LENT) : 0;
 	if (!p)
 		return;
 	s->part[p].nnbd = 0;

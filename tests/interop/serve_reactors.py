@@ -102,6 +102,53 @@ def a_small_cache_is_enough_for_all():
         check(not s.control.ask("cache-size", size="64M")["ok"], "more than it can have")
 
 
+def cache_sizes(s, limit):
+    """Of each reactor. They answer one after the other, and memory may move in between: never together more than there is, when nothing does."""
+    for _ in range(5):
+        sizes = [r["cache_size"] for r in s.control.result("stats")["reactors"]]
+        if sum(sizes) <= limit:
+            return sizes
+    raise AssertionError("the caches have %s of %d" % (sizes, limit))
+
+
+def read_until_it_hits(s, name, size, limit):
+    """Reads it in a loop: in memory at last, or not. The sizes of the caches then."""
+    h, end = connect(s, name), time.monotonic() + TIMEOUT
+    while time.monotonic() < end:
+        before = s.control.result("status")["cache"]["volumes"][name]["data"]
+        for off in range(0, size, 1 << 20):
+            h.pread(1 << 20, off)
+        now = s.control.result("status")["cache"]["volumes"][name]["data"]
+        sizes = cache_sizes(s, limit)
+        # What is read ahead hits as well, and comes from below.
+        if now["evicted"] == before["evicted"] and now["misses"] == before["misses"]:
+            h.shutdown()
+            return sizes
+        time.sleep(0.2)
+    raise AssertionError("%s: %d bytes never are in memory: %s, %s" % (name, size, now, sizes))
+
+
+def an_idle_reactor_lends_its_cache_and_gets_it_back():
+    limit = 24 << 20
+    with server("--name", "a", "--name", "b", "mem:16M", "mem:16M", more=("--cache-size", str(limit))) as s:
+        piece = os.urandom(1 << 20)
+        for name in "ab":
+            h = connect(s, name)
+            for off in range(0, 16 << 20, 1 << 20):
+                h.pwrite(piece, off)
+            h.shutdown()
+        equal(cache_sizes(s, limit), [limit // 2] * 2, "each has its part")
+        sizes = read_until_it_hits(s, "a", 15 << 20, limit)
+        check(sizes[0] > 15 << 20 and sizes[1] < limit // 2, "lent: %s" % sizes)
+        sizes = read_until_it_hits(s, "b", 9 << 20, limit)
+        check(sizes[1] > 9 << 20, "given back: %s" % sizes)
+        s.control.result("cache-size", size="16M")
+        check(sum(cache_sizes(s, 16 << 20)) <= 16 << 20, "made smaller")
+        check(not s.control.ask("cache-size", size="25M")["ok"], "more than it was started with")
+        s.control.result("cache-size", size=limit)
+        cache_sizes(s, limit)
+
+
 def it_ends_while_it_is_told_sizes():
     for delay in (0, 0.05):
         with server("--name", "a", "--name", "b", "mem:8M", "mem:8M", more=("--cache-size", "32M")) as s:

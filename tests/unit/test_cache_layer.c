@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* The read cache as a disk: the contract, and what it promises beyond. */
+#include <sys/mman.h>
+
 #include "backend/fault.h"
 #include "blk/spec.h"
 #include "cache/internal.h"
 #include "lib/disk_conformance.h"
 #include "rt/buf.h"
 #include "test_rt.h"
+#include "util/rng.h"
+#include "wlog/wlog.h"
 
 #define KIB 1024u
 #define BLOCK CACHE_BLOCK
@@ -371,8 +375,16 @@ static co_fn void co_bounds(void *arg)
 	struct err err = ERR_INIT;
 	static char buf[BLOCK];
 
+	uint64_t hits;
+
 	co_fill(a, 4 << 20);
 	co_fill(b, 8 << 20);
+	/* Without a share the one is pushed out by the other. */
+	for (unsigned i = 0; i < 20; i++)
+		CHECK_EQ(co_disk_read(a, i * BLOCK, buf, BLOCK, 0), 0);
+	for (unsigned i = 0; i < 200; i++)
+		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(volume_of(a)->slots, 0);
 	CHECK_EQ(co_cache_set_limits(a, 16 * BLOCK, 0, &err), 0);
 	for (unsigned i = 0; i < 20; i++)
 		CHECK_EQ(co_disk_read(a, i * BLOCK, buf, BLOCK, 0), 0);
@@ -381,13 +393,24 @@ static co_fn void co_bounds(void *arg)
 		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
 		CHECK(cache_memory(c) <= c->budget);
 	}
-	/* The other one takes what is above the share, and no more. */
+	/* The other one takes what is above the share, and no more: the rest hits. */
 	CHECK_EQ(volume_of(a)->slots, 16);
+	hits = volume_of(a)->count[CACHE_DATA].hits;
+	for (unsigned i = 4; i < 20; i++)
+		CHECK_EQ(co_disk_read(a, i * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(volume_of(a)->count[CACHE_DATA].hits, hits + 16);
 	CHECK_EQ(co_cache_set_limits(b, 0, 8 * BLOCK, &err), 0);
 	CHECK_EQ(volume_of(b)->slots, 8);
 	for (unsigned i = 0; i < 100; i++)
 		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
 	CHECK_EQ(volume_of(b)->slots, 8);
+	/* Nor does who has a limit push out anybody, share or none. */
+	CHECK_EQ(co_cache_set_limits(a, 0, 0, &err), 0);
+	for (unsigned i = 0; i < 40; i++)
+		CHECK_EQ(co_disk_read(a, i * BLOCK, buf, BLOCK, 0), 0);
+	for (unsigned i = 0; i < 1000; i++)
+		CHECK_EQ(co_disk_read(b, i * BLOCK, buf, BLOCK, 0), 0);
+	CHECK(volume_of(a)->slots == 40 && volume_of(b)->slots == 8);
 	CHECK_EQ(co_cache_set_limits(b, 9 * BLOCK, 8 * BLOCK, &err), -EINVAL);
 	err_clear(&err);
 	CHECK_EQ(co_cache_set_limits(b, 60 * BLOCK, 0, &err), -EINVAL);
@@ -399,6 +422,225 @@ static co_fn void co_bounds(void *arg)
 static void a_share_is_kept_and_a_limit_is_one(void)
 {
 	on_sim(seed, co_bounds, NULL);
+}
+
+/* All of it counted: entries of both policies and their hash tables, records, owners and notes of slots. What does not grow with the cache is apart. */
+static void a_block_costs_96_bytes_of_index_and_a_ghost_32(void)
+{
+	static const struct {
+		uint64_t size;
+		uint32_t block;
+		bool s3fifo;
+	} how[] = { { 64 << 20, 4096, false }, { 1500ull << 20, 4096, false }, { 3ull << 30, 4096, true }, { 24 << 20, 512, false } };
+
+	for (unsigned i = 0; i < ARRAY_SIZE(how); i++) {
+		struct cache *c = cache_of_size((struct cache_config){ .block = how[i].block, .s3fifo = how[i].s3fifo }, how[i].size);
+		uint64_t blocks = (uint64_t)c->mem.chunks * c->mem.per_chunk, ghosts = blocks, fixed = FILLS * sizeof(struct cache_fill) + sizeof(*c) + 4096;
+
+		printf("  %u MiB in blocks of %u: %.1f bytes for a block and a ghost\n", (unsigned)(how[i].size >> 20), how[i].block,
+		       (double)(c->fixed - fixed) / (double)blocks);
+		CHECK(c->fixed - fixed <= 96 * blocks + 32 * ghosts);
+		/* So many there can be at once. */
+		CHECK(c->policy[CACHE_DATA].max >= blocks && c->policy[CACHE_DATA].entries >= blocks + ghosts && c->rec_max >= blocks);
+		cache_destroy(c);
+	}
+	/* A policy by itself: of blocks, and of ghosts. */
+	for (uint32_t n = 1; n < 3000000; n = n * 3 + 1) {
+		CHECK(policy_bytes(n, 0) <= 32ull * (n + 1) + 64);
+		CHECK(policy_bytes(1, n) <= 32ull * (n + 2) + 64);
+	}
+}
+
+static uint64_t resident_of(const void *at, size_t bytes)
+{
+	static unsigned char page[1 << 16];
+	char *from = (char *)align_down((uintptr_t)at, 4096);
+	size_t n = (align_up((uintptr_t)at + bytes, 4096) - (uintptr_t)from) / 4096, sum = 0;
+
+	CHECK(n <= sizeof(page));
+	CHECK_EQ(mincore(from, n * 4096, page), 0);
+	for (size_t i = 0; i < n; i++)
+		sum += page[i] & 1;
+	return sum * 4096;
+}
+
+/* Blocks and ghosts, as many as it can have. */
+static co_fn void co_use_all(struct cache *c, struct disk *d)
+{
+	uint64_t blocks = (uint64_t)c->mem.allowed * c->mem.per_chunk * 3, word;
+	struct rng r;
+
+	rng_seed(&r, seed);
+	for (uint64_t i = 0; i < 4 * blocks; i++)
+		CHECK_EQ(co_disk_read(d, (i & 1 ? i / 2 % blocks : rng_below(&r, blocks)) * c->block, &word, 8, i % 4 == 3 ? DISK_METADATA : 0), 0);
+	CHECK(cache_memory(c) <= c->budget);
+}
+
+/* What it may be lent some day costs little before, and is counted when it comes. */
+static co_fn void co_lent(void *arg)
+{
+	struct cache_config o = { .size = 1 << 20, .most = 32 << 20, .block = 512, .chunk = 16 * KIB, .curve_samples = 16, .no_read_ahead = true };
+	struct cache *own = cache_of_size(o, 1 << 20), *c, *large;
+	struct err err = ERR_INIT;
+	struct disk *d;
+	uint64_t fixed = own->fixed;
+
+	cache_destroy(own);
+	o.most = 0;
+	own = cache_of_size(o, 1 << 20);
+	large = cache_of_size(o, 32 << 20);
+	o.most = 32 << 20;
+	c = cache_of_size(o, 1 << 20);
+	CHECK(fixed == c->fixed && fixed - own->fixed < (32 << 20) / 40 && fixed < large->fixed / 3);
+	CHECK_EQ(cache_check_size(c, 2 << 20, &err), -EINVAL);
+	err_clear(&err);
+	d = co_cached(c, "mem:64M");
+	co_fill(d, 16 << 20);
+	co_use_all(c, d);
+	printf("  index of 1 MiB: %u KiB counted, %u resident, of %u\n", (unsigned)(c->fixed >> 10), (unsigned)(resident_of(c->index, c->index_bytes) >> 10),
+	       (unsigned)(c->index_bytes >> 10));
+	CHECK(TEST_SANITIZED || resident_of(c->index, c->index_bytes) <= c->fixed);
+	CHECK_EQ(co_cache_resize(c, 4 << 20, &err), 0);
+	CHECK(c->fixed > fixed);
+	co_use_all(c, d);
+	CHECK(TEST_SANITIZED || resident_of(c->index, c->index_bytes) <= c->fixed);
+	CHECK_EQ(co_cache_resize(c, cache_least(c) + o.chunk, &err), 0);
+	co_use_all(c, d);
+	CHECK_EQ(co_cache_resize(c, 32 << 20, &err), 0);
+	CHECK(c->fixed <= large->fixed + 4096 && c->mem.allowed + 1 >= large->mem.allowed);
+	CHECK_EQ(co_cache_resize(c, (32 << 20) + 1, &err), -EINVAL);
+	err_clear(&err);
+	co_disk_close(d);
+	cache_destroy(c);
+	cache_destroy(own);
+	cache_destroy(large);
+}
+
+static void what_a_cache_may_be_lent_costs_when_it_comes(void)
+{
+	on_sim(seed, co_lent, NULL);
+}
+
+static co_fn void co_curve_memory(void *arg)
+{
+	struct cache *c = cache_of_size((struct cache_config){ 0 }, 64 << 20);
+	struct disk *d = co_cached(c, "mem:1M");
+
+	printf("  %u KiB\n", (unsigned)(c->curves >> 10));
+	CHECK(c->curves > 0 && c->curves <= 1 << 20 && c->curves == volume_of(d)->shards_bytes);
+	co_disk_close(d);
+	cache_destroy(c);
+}
+
+static void the_curve_of_a_volume_takes_less_than_a_mebibyte(void)
+{
+	on_sim(seed, co_curve_memory, NULL);
+}
+
+/* --- With a log above --- */
+
+static uint64_t dirty(const struct wlog *w)
+{
+	struct wlog_volume_info info;
+
+	CHECK_EQ(wlog_get_volume(w, 0, &info), 0);
+	return info.dirty_bytes + info.volatile_bytes;
+}
+
+static co_fn void co_read_is(struct disk *d, uint64_t first, unsigned n, char value)
+{
+	static char buf[BLOCK];
+
+	for (unsigned i = 0; i < n; i++) {
+		CHECK_EQ(co_disk_read(d, (first + i) * BLOCK, buf, BLOCK, 0), 0);
+		CHECK(buf[0] == value && buf[BLOCK - 1] == value);
+	}
+}
+
+static co_fn void co_write_all(struct disk *d, uint64_t first, unsigned n, char value)
+{
+	static char buf[BLOCK];
+
+	memset(buf, value, sizeof(buf));
+	for (unsigned i = 0; i < n; i++)
+		CHECK_EQ(co_disk_write(d, (first + i) * BLOCK, buf, BLOCK, 0), 0);
+	CHECK_EQ(co_disk_flush(d), 0);
+}
+
+/* Of what is written the log has a copy, and the cache has none: not by the write, not by reading it, not by the destage. What it had before is brought up to date. */
+static co_fn void co_one_copy(void *arg)
+{
+	struct powercut *p = powercut_create(seed);
+	struct powercut_dev *log_dev = powercut_dev_create(p, "log", 4 << 20, NULL), *image_dev = powercut_dev_create(p, "image", 1 << 20, NULL);
+	struct wlog_format_opts lo = { .segment_size = 64 << 10, .small = true, .no_prewrite = true };
+	struct wlog_config lc = { .memory = 1 << 20, .no_destage = true };
+	struct wlog_volume_config vc = { .mode = WLOG_MODE_FLUSH };
+	struct cache *c = make_cache(64, (struct cache_config){ .no_read_ahead = true });
+	struct disk *log, *image, *layer, *d;
+	struct cache_counters *n;
+	struct err err = ERR_INIT;
+	struct wlog *w;
+	uint64_t memory, below;
+
+	CHECK_EQ(powercut_dev_open(log_dev, &log), 0);
+	CHECK_EQ(co_wlog_format(&log, 1, &lo, &err), 0);
+	CHECK_EQ(powercut_dev_open(image_dev, &image), 0);
+	CHECK_EQ(co_wlog_open(&log, 1, &lc, &w, &err), 0);
+	CHECK_EQ(co_cache_attach(c, "v", image, CACHE_ALL, &layer, &err), 0);
+	co_fill(layer, 128 * BLOCK);
+	CHECK_EQ(co_wlog_attach(w, "v", layer, &vc, &d, &err), 0);
+	n = &volume_of(layer)->count[CACHE_DATA];
+
+	/* Never read before. */
+	memory = cache_memory(c);
+	co_write_all(d, 0, 20, 2);
+	for (unsigned i = 0; i < 3; i++)
+		co_read_is(d, 0, 20, 2);
+	CHECK_EQ(dirty(w), 20 * BLOCK);
+	CHECK(volume_of(layer)->slots == 0 && cache_memory(c) == memory && n->blocks == 0);
+	CHECK_EQ(co_wlog_drain(w, NULL, NULL, NULL), 0);
+	CHECK(dirty(w) == 0 && volume_of(layer)->slots == 0 && cache_memory(c) == memory);
+
+	/* In the cache before: it takes no second slot, and what is destaged is there without another read of the image. */
+	co_read_is(d, 0, 10, 2);
+	CHECK_EQ(volume_of(layer)->slots, 10);
+	memory = cache_memory(c);
+	below = image->count.ops[DISK_OP_READ];
+	co_write_all(d, 0, 30, 3);
+	co_read_is(d, 0, 30, 3);
+	CHECK_EQ(dirty(w), 30 * BLOCK);
+	CHECK(volume_of(layer)->slots == 10 && cache_memory(c) == memory);
+	CHECK_EQ(co_wlog_drain(w, NULL, NULL, NULL), 0);
+	CHECK(dirty(w) == 0 && volume_of(layer)->slots == 10 && cache_memory(c) == memory);
+	co_read_is(d, 0, 10, 3);
+	CHECK_EQ(image->count.ops[DISK_OP_READ], below);
+	CHECK_EQ(n->updated, 10);
+	/* While the log shadows them nothing hits them: what is in use pushes them out. */
+	co_write_all(d, 0, 10, 4);
+	for (unsigned i = 0; i < 6; i++) {
+		co_read_is(d, i < 3 ? 30 : 78, 50, 9);
+		co_read_is(d, 0, 10, 4);
+	}
+	CHECK_EQ(record_find(c, cache_key(volume_of(layer), 0)), REC_NONE);
+	co_read_is(d, 0, 10, 4);
+	CHECK_EQ(co_wlog_drain(w, NULL, NULL, NULL), 0);
+	co_read_is(d, 0, 10, 4);
+	co_disk_close(d);
+	CHECK_EQ(co_wlog_close(w), 0);
+	cache_destroy(c);
+	powercut_destroy(p);
+}
+
+static void what_is_dirty_in_the_log_is_in_the_cache_not_a_second_time(void)
+{
+	struct rt *rt = make_sim(seed);
+	struct rt_bufpool *bufs;
+
+	CHECK_EQ(rt_bufpool_create(rt, 32 << 20, &bufs, NULL), 0);
+	rt_set_bufs(rt, bufs);
+	CHECK_EQ(rt_run(rt, co_one_copy, NULL), 0);
+	rt_bufpool_destroy(bufs);
+	rt_destroy(rt);
 }
 
 static co_fn void co_classes(void *arg)
@@ -652,6 +894,10 @@ int main(void)
 	RUN(read_ahead_goes_from_object_to_object);
 	RUN(read_ahead_that_does_not_pay_stops);
 	RUN(a_share_is_kept_and_a_limit_is_one);
+	RUN(a_block_costs_96_bytes_of_index_and_a_ghost_32);
+	RUN(what_a_cache_may_be_lent_costs_when_it_comes);
+	RUN(the_curve_of_a_volume_takes_less_than_a_mebibyte);
+	RUN(what_is_dirty_in_the_log_is_in_the_cache_not_a_second_time);
 	RUN(classes_keep_their_bounds_and_what_is_not_wanted_is_freed_at_once);
 	RUN(reads_that_hang_do_not_keep_the_cache_from_shrinking);
 	RUN(a_read_that_hangs_makes_no_work);
