@@ -8,7 +8,7 @@
 
 static inline void check_accounts(struct cache *c)
 {
-	uint64_t slots = 0, of_class[2] = { 0 }, used = 0, mapped = 0;
+	uint64_t slots = 0, of_class[2] = { 0 }, zeros[2] = { 0 }, used = 0, mapped = 0;
 
 	for (unsigned i = 0; i < CACHE_MAX_VOLUMES; i++) {
 		struct cache_volume *v = c->vol[i];
@@ -22,6 +22,7 @@ static inline void check_accounts(struct cache *c)
 				CHECK_EQ(key_volume(c, record_key(c, &c->rec[r])), v);
 				CHECK_EQ(record_find(c, record_key(c, &c->rec[r])), r);
 				CHECK(cache_allows(v, k) || c->policy[k].resident);
+				zeros[k] += record_is_zero(&c->rec[r]);
 				if (record_is_zero(&c->rec[r]))
 					continue;
 				CHECK_EQ(c->mem.owner[c->rec[r].slot & REC_SLOT], r);
@@ -45,13 +46,25 @@ static inline void check_accounts(struct cache *c)
 	CHECK_EQ(slots, c->mem.used);
 	CHECK_EQ(of_class[0], c->slots[0]);
 	CHECK_EQ(of_class[1], c->slots[1]);
+	CHECK(zeros[0] == c->zeros[0] && zeros[1] == c->zeros[1]);
 	for (uint32_t i = 0; i < c->mem.chunks; i++) {
 		used += c->mem.chunk[i].mapped ? c->mem.chunk[i].used : 0;
 		mapped += c->mem.chunk[i].mapped;
 	}
 	CHECK_EQ(used, c->mem.used);
 	CHECK_EQ(mapped, c->mem.mapped);
-	CHECK_EQ(cache_memory(c), c->fixed + c->curves + mapped * c->config.chunk);
+	CHECK_EQ(cache_memory(c), c->fixed + c->curves + second_memory(c->second) + mapped * c->config.chunk);
+	/* Of the index no more is in use than what is counted. */
+	CHECK(c->rec_touched <= c->rec_max && c->mem.allowed <= c->chunks);
+	for (unsigned k = 0; k < CACHE_CLASSES; k++)
+		CHECK(c->policy[k].resident + c->policy[k].ghosts <= c->policy[k].entries && c->policy[k].resident <= c->policy[k].max);
+	if (c->second) {
+		uint32_t n = 0;
+
+		for (uint32_t i = 0; i < c->second->slots + SECOND_STAGES * c->second->entries; i++)
+			n += c->second->slot[i].key != SECOND_FREE;
+		CHECK_EQ(n, c->second->used);
+	}
 	/* Never above the budget, but while it is made smaller. */
 	CHECK(cache_memory(c) <= c->budget || c->shrink_lock.owner);
 }
