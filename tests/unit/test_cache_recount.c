@@ -12,6 +12,8 @@
 #include "rt/buf.h"
 #include "test_rt.h"
 #include "util/rng.h"
+#include "wlog/format.h"
+#include "wlog/wlog.h"
 
 #define BLOCK CACHE_BLOCK
 #define DATA 400u	/* blocks of data; tables lie behind */
@@ -176,6 +178,24 @@ static void compare(json_t *status, const char *class, const struct counts *want
 	CHECK_EQ(number(p, "ghost_hits_frequent"), want->ghosts_frequent);
 }
 
+/* What there is now, of the class whose lists the trace gave. */
+static void compare_lists(struct cache *c, json_t *status, const char *class, const struct arc *a)
+{
+	json_t *p = json_object_get(status, class);
+	uint64_t mapped = 0;
+
+	CHECK_EQ(number(p, "blocks"), a->n[T1] + a->n[T2]);
+	CHECK_EQ(number(p, "bytes"), (a->n[T1] + a->n[T2]) * BLOCK);
+	CHECK_EQ(number(p, "recent"), a->n[T1]);
+	CHECK_EQ(number(p, "frequent"), a->n[T2]);
+	CHECK_EQ(number(p, "ghosts"), a->n[B1] + a->n[B2]);
+	CHECK_EQ(number(p, "target_recent"), a->p >> POLICY_TARGET_BITS);
+	for (uint32_t i = 0; i < c->mem.chunks; i++)
+		mapped += c->mem.chunk[i].mapped;
+	CHECK_EQ(number(status, "memory"), number(status, "index") + number(status, "curves") + mapped * c->config.chunk);
+	CHECK_EQ(number(status, "size"), c->config.size);
+}
+
 static co_fn struct disk *co_disk(const char *text)
 {
 	struct err err = ERR_INIT;
@@ -249,6 +269,7 @@ static co_fn void co_random_reads(void *arg)
 	status = cache_status(c);
 	compare(status, "data", &data);
 	compare(status, "metadata", &tables);
+	compare_lists(c, status, "data", &arc);
 	CHECK_EQ(blocks_read(true, false), data.misses + tables.misses);
 	CHECK(data.ghosts_recent > 100 && data.ghosts_frequent > 10 && data.dropped > 10 && data.updated > 100 && data.recent > 100);
 	json_decref(status);
@@ -369,11 +390,116 @@ static void and_what_the_second_level_had(void)
 	on_sim(1, co_two_levels, NULL);
 }
 
+/* --- The log's columns --- */
+
+#define COMMITS 400u
+
+/* Device writes of batches: when they were submitted, as seen above what makes the device slow, and when they were done, as seen below it. */
+static struct {
+	uint64_t begin, took[2 * COMMITS];
+	unsigned n;
+} commits;
+
+static int note_begin(void *arg, struct disk *d, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	if (op == DISK_OP_WRITE && off >= WL_FIRST_SEGMENT)
+		commits.begin = rt_now_ns();
+	return 0;
+}
+
+static int note_end(void *arg, struct disk *d, enum disk_op op, uint64_t off, uint64_t len, unsigned flags)
+{
+	if (op != DISK_OP_WRITE || off < WL_FIRST_SEGMENT)
+		return 0;
+	CHECK(commits.n < ARRAY_SIZE(commits.took));
+	commits.took[commits.n++] = rt_now_ns() - commits.begin;
+	return 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	return *(const uint64_t *)a < *(const uint64_t *)b ? -1 : *(const uint64_t *)a > *(const uint64_t *)b;
+}
+
+/* Within what a bucket of the histogram is wide. */
+static void check_quantile(uint64_t says, unsigned permille)
+{
+	uint64_t want = commits.took[(commits.n * permille + 999) / 1000 - 1];
+
+	CHECK(says >= want && says <= want + want / 31);
+}
+
+static co_fn void co_log_figures(void *arg)
+{
+	struct wlog_format_opts lo = { .segment_size = 1 << 20, .small = true, .no_prewrite = true };
+	struct wlog_config lc = { .memory = 4 << 20, .no_destage = true };
+	struct wlog_volume_config vc = { .mode = WLOG_MODE_FLUSH };
+	static bool written[512];
+	static uint8_t buf[8 * BLOCK];
+	struct disk *log = co_disk("delay:write=1ms,jitter=4ms:mem:24M"), *d;
+	struct err err = ERR_INIT;
+	json_t *status, *v;
+	uint64_t bytes = 0;
+	struct wlog *w;
+	struct rng rng;
+
+	rng_seed(&rng, test_seed());
+	memset(buf, 7, sizeof(buf));
+	CHECK_EQ(co_wlog_format(&log, 1, &lo, &err), 0);
+	CHECK_EQ(co_wlog_open(&log, 1, &lc, &w, &err), 0);
+	CHECK_EQ(co_wlog_attach(w, "vol", co_disk("mem:2M"), &vc, &d, &err), 0);
+	CHECK_EQ(co_disk_flush(d), 0);
+	log->trace = note_begin;
+	log->file->trace = note_end;
+	commits.n = 0;
+
+	json_t *before = wlog_status(w);
+
+	for (unsigned i = 0; i < COMMITS; i++) {
+		for (unsigned k = rng_below(&rng, 4); k > 0; k--) {
+			uint64_t first = rng_below(&rng, ARRAY_SIZE(written) - 8), n = 1 + rng_below(&rng, 8);
+
+			CHECK_EQ(co_disk_write(d, first * BLOCK, buf, n * BLOCK, 0), 0);
+			memset(written + first, true, n);
+		}
+		CHECK_EQ(co_disk_flush(d), 0);
+		co_sleep_ns(1 + rng_below(&rng, 1000000));
+	}
+	for (unsigned i = 0; i < ARRAY_SIZE(written); i++)
+		bytes += written[i] * BLOCK;
+	qsort(commits.took, commits.n, sizeof(uint64_t), by_value);
+	status = wlog_status(w);
+	v = json_array_get(json_object_get(status, "volumes"), 0);
+	CHECK_EQ(number(v, "dirty_bytes"), bytes);
+	CHECK_EQ(number(v, "volatile_bytes"), 0);
+	CHECK_EQ(number(status, "commits") - number(before, "commits"), commits.n);
+	CHECK(commits.n > COMMITS / 2);
+	check_quantile(number(status, "commit_p50_ns"), 500);
+	check_quantile(number(status, "commit_p99_ns"), 990);
+	json_decref(before);
+	json_decref(status);
+	co_disk_close(d);
+	CHECK_EQ(co_wlog_close(w), 0);
+}
+
+static void and_what_is_dirty_in_the_log_and_how_long_its_commits_take(void)
+{
+	struct rt *rt = make_sim(1);
+	struct rt_bufpool *bufs;
+
+	CHECK_EQ(rt_bufpool_create(rt, 32 << 20, &bufs, NULL), 0);
+	rt_set_bufs(rt, bufs);
+	CHECK_EQ(rt_run(rt, co_log_figures, NULL), 0);
+	rt_bufpool_destroy(bufs);
+	rt_destroy(rt);
+}
+
 int main(void)
 {
 	backends_register();
 	RUN(reads_hits_ghosts_and_evictions_are_what_the_trace_says);
 	RUN(so_is_what_was_read_ahead);
 	RUN(and_what_the_second_level_had);
+	RUN(and_what_is_dirty_in_the_log_and_how_long_its_commits_take);
 	return 0;
 }
