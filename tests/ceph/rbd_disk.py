@@ -13,6 +13,13 @@ from harness import MIB, equal, require, run
 from serve_lib import Serve, control, until
 
 CONFORM = os.path.abspath(sys.argv[3])
+with open(sys.argv[1], "rb") as f:
+    SANITIZED = b"__asan_init" in f.read()
+
+
+def resident(pid):
+    with open("/proc/%d/status" % pid) as s:
+        return int(s.read().split("VmRSS:")[1].split()[0]) << 10
 
 
 def an_image_is_a_disk_with_and_without_librbds_cache():
@@ -170,6 +177,29 @@ def two_reactors_serve_an_image_each():
         w.end()
     for k, name in enumerate(("left", "right")):
         require(c.export(name) == b"".join(data[k::2]), "image %s" % name)
+
+
+def memory_stays_within_the_budget_with_librbd():
+    """What librbd and the cluster's client take is nobody's to count: it is looked at, and the cache gives way."""
+    size, limit = 32 * MIB, 72 * MIB
+    with Serve("--memory", str(limit), "--cache-size", "200M", "--name", "v", c.create("memory", "32M")) as w:
+        h = nbd.NBD()
+        h.connect_uri(w.uri())
+        data = os.urandom(MIB)
+        for off in range(0, size, MIB):
+            h.pwrite(data, off)
+        h.flush()
+        most = before = resident(w.proc.pid)
+        for off in range(0, size, MIB):
+            h.pread(MIB, off)
+            most = max(most, resident(w.proc.pid))
+        m = control("weir.control", command="memory")
+        print("at most %.1f MiB resident of %.1f, %.1f before: %s" % (most / MIB, limit / MIB, before / MIB, m))
+        require(m["committed"] <= limit, "so says the budget: %s" % m)
+        require(m["parts"]["read cache"]["bytes"] > 4 * MIB, "the cache is used: %s" % m)
+        require(SANITIZED or most <= limit * 1.02, "%d bytes are resident of %d: %s" % (most, limit, m))
+        h.shutdown()
+        w.end()
 
 
 def fio_finds_what_it_wrote_over_nbd():

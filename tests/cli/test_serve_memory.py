@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The memory of `weir serve` stays within --memory, as the kernel counts it, whatever clients do; it shrinks within a second when told to.
 
-usage: test_serve_memory.py WEIR
+usage: test_serve_memory.py WEIR VHOST_BENCH
 """
 import json
 import os
@@ -19,22 +19,29 @@ import time
 from harness import *
 from harness import require as check
 
-WEIR = sys.argv[1]
+WEIR, BENCH = sys.argv[1:3]
 # A sanitizer's own memory is beyond any budget.
 SANITIZED = b"__asan_init" in open(WEIR, "rb").read() or b"__tsan_init" in open(WEIR, "rb").read()
 
 
-def resident(pid):
-    """What the kernel says, to the page: all but memory that is shared with others."""
-    with open(f"/proc/{pid}/smaps_rollup") as f:
-        v = {line.split(":")[0]: line.split()[1] for line in f.read().splitlines()[1:]}
-    return (int(v["Rss"]) - int(v["Pss_Shmem"])) << 10
+def resident(pid, guest=False):
+    """What the kernel says, to the page: all but the memory of a guest, a memory file that is the guest's."""
+    with open(f"/proc/{pid}/smaps" if guest else f"/proc/{pid}/smaps_rollup") as f:
+        lines = f.read().splitlines()
+    total, is_guest = 0, False
+    for line in lines:
+        if line.startswith("Rss:") and not is_guest:
+            total += int(line.split()[1]) << 10
+        elif not line.split()[0].endswith(":"):
+            is_guest = "/memfd:guest" in line
+    return total
 
 
 class Serve:
     all, folders = [], []
 
-    def __init__(self, *args, size=64, log=False, more=()):
+    def __init__(self, *args, size=64, log=False, guest=False, more=()):
+        self.guest = guest
         self.dir = tempfile.mkdtemp(prefix="weir-memory-")
         self.nbd, self.control, self.image = (os.path.join(self.dir, n) for n in ("nbd", "control", "a.raw"))
         piece = os.urandom(4 * MIB)
@@ -58,7 +65,7 @@ class Serve:
     def watch(self):
         while not self.stop and self.p.poll() is None:
             try:
-                self.samples.append((time.monotonic(), resident(self.p.pid)))
+                self.samples.append((time.monotonic(), resident(self.p.pid, self.guest)))
             except (OSError, LookupError):
                 return  # it ends
             time.sleep(0.02)
@@ -83,7 +90,7 @@ class Serve:
         subprocess.run(["nbdcopy", "--connections=4", "--requests=16", "--request-size=1048576", "--flush", self.image + ".new", self.uri()], check=True)
 
     def most(self, since=0.0):
-        return max([resident(self.p.pid)] + [v for t, v in self.samples if t >= since])
+        return max([resident(self.p.pid, self.guest)] + [v for t, v in self.samples if t >= since])
 
     def end(self):
         self.stop = True
@@ -194,6 +201,23 @@ def tls_formats_and_several_reactors_are_within_it():
     print(f"TLS: at most {s.most() / MIB:.1f} MiB resident, {m}")
     check(m["parts"]["NBD connections"]["peak"] > 300 << 10 and m["committed"] <= limit, f"sessions count: {m}")
     within("TLS", s.most(), limit)
+    s.end()
+
+
+def so_are_virtual_machines():
+    """Whose memory is their own: requests go from there to the cache and back."""
+    limit, f = 84 * MIB, Folder()
+    vm = os.path.join(f.path, "vm")
+    s = Serve("--memory", str(limit), "--cache-size", "200M", "--cache", "writeback", "--vhost-user", vm, "--vhost-user", vm + "2,volume=b.qcow2",
+              "--name", "a.raw", "--name", "b.qcow2", guest=True, more=(f.qcow2,))
+    for path, rw, ops in ((vm, "randread", 2000), (vm + "2", "randwrite", 300), (vm, "randread", 300)):
+        out = run(BENCH, path, rw, "qd=32", "bs=65536", "queues=2", f"ops={ops}", "seconds=60").stdout
+        check(json.loads(out)["ops"] >= ops, out)
+    m = s.memory()
+    print(f"vhost-user: at most {s.most() / MIB:.1f} MiB resident, {m}")
+    check(m["committed"] <= limit, f"so says the budget: {m}")
+    check(m["parts"]["read cache"]["bytes"] > 16 * MIB, f"the cache is used: {m}")
+    within("vhost-user", s.most(), limit)
     s.end()
 
 
@@ -328,9 +352,9 @@ def without_leftovers(test):
 
 need("nbdcopy")
 sys.exit(run_tests([without_leftovers(t) for t in (resident_memory_stays_within_the_budget_under_load, so_it_does_with_a_log_that_is_written,
-                                                    tls_formats_and_several_reactors_are_within_it, so_are_the_second_level_and_files_of_the_host,
+                                                    tls_formats_and_several_reactors_are_within_it, so_are_virtual_machines, so_are_the_second_level_and_files_of_the_host,
                                                     large_requests_are_served_over_a_full_cache,
                                                     clients_of_one_export_leave_some_of_a_small_budget_to_the_others,
                                                     what_one_export_has_free_another_one_gets,
                                                     a_burst_of_clients_over_a_full_cache_is_let_in,
-                                                    what_cannot_fit_is_refused_by_name)]))
+                                                    what_cannot_fit_is_refused_by_name)], chosen=sys.argv[3:]))

@@ -2,9 +2,9 @@
 /*
  * Measures a vhost-user-blk server without a virtual machine. Overwrites the disk when it writes.
  *
- * usage: vhost_bench SOCKET [randread|randwrite|writeflush] [qd=N] [queues=N] [seconds=N] [bs=BYTES] [span=BYTES] [wce=0|1] [poll] [indirect]
+ * usage: vhost_bench SOCKET [randread|randwrite|writeflush] [qd=N] [queues=N] [seconds=N] [ops=N] [bs=BYTES] [span=BYTES] [wce=0|1] [poll] [indirect]
  *
- * `qd` is per queue. "writeflush" has a flush behind each write, and counts the pair as one. The cache is switched on (wce=1) where the server lets it be, so that
+ * `qd` is per queue. It ends after `seconds`, or so many `ops`. "writeflush" has a flush behind each write, and counts the pair as one. The cache is switched on (wce=1) where the server lets it be, so that
  * a flush is what makes data durable on every server. With `poll` the client looks at the used ring instead of waiting for its eventfd.
  * Prints one line of JSON: operations per second, latencies in ns, kicks and calls per operation, and the client's own processor time.
  */
@@ -24,7 +24,7 @@
 struct bench {
 	struct vf f;
 	const char *rw;
-	uint64_t qd, queues, seconds, bs, span, wce;
+	uint64_t qd, queues, seconds, limit, bs, span, wce;
 	bool poll, indirect;
 	uint64_t start[VF_QUEUES_MAX][1024];
 	bool flushing[VF_QUEUES_MAX][1024];
@@ -127,7 +127,7 @@ static void run(struct bench *b)
 		vf_kick(&b->f, &b->f.ring[i]);
 	}
 	while (in_flight) {
-		bool go_on = now_ns() < end;
+		bool go_on = now_ns() < end && b->ops < b->limit;
 		unsigned n = 0;
 		uint64_t before = b->ops;
 
@@ -144,7 +144,7 @@ static void run(struct bench *b)
 
 int main(int argc, char **argv)
 {
-	static struct bench b = { .rw = "randread", .qd = 1, .queues = 1, .seconds = 3, .bs = 4096, .wce = 1 };
+	static struct bench b = { .rw = "randread", .qd = 1, .queues = 1, .seconds = 3, .limit = UINT64_MAX, .bs = 4096, .wce = 1 };
 	struct vf_config c = { .path = argc > 1 ? argv[1] : "" };
 	uint64_t capacity = 0, begun, ns, kicks = 0, calls = 0;
 	struct rusage u;
@@ -158,11 +158,11 @@ int main(int argc, char **argv)
 		else if (!strncmp(argv[i], "rand", 4) || !strcmp(argv[i], "writeflush"))
 			b.rw = argv[i];
 		else if (!number(argv[i], "qd", &b.qd) && !number(argv[i], "queues", &b.queues) && !number(argv[i], "seconds", &b.seconds) &&
-			 !number(argv[i], "bs", &b.bs) && !number(argv[i], "span", &b.span) && !number(argv[i], "wce", &b.wce))
+			 !number(argv[i], "ops", &b.limit) && !number(argv[i], "bs", &b.bs) && !number(argv[i], "span", &b.span) && !number(argv[i], "wce", &b.wce))
 			test_fail("unknown argument %s", argv[i]);
 	}
 	if (argc < 2 || !b.qd || b.qd > 512 || !b.queues || b.queues > VF_QUEUES_MAX || !b.bs)
-		test_fail("usage: vhost_bench SOCKET [randread|randwrite|writeflush] [qd=1..512] [queues=1..16] [seconds=] [bs=] [span=] [wce=] [poll]");
+		test_fail("usage: vhost_bench SOCKET [randread|randwrite|writeflush] [qd=1..512] [queues=1..16] [seconds=] [ops=] [bs=] [span=] [wce=] [poll]");
 	c.queues = (unsigned)b.queues;
 	c.num = 128;
 	while (c.num / VF_SLOT_DESCS < b.qd)
