@@ -762,6 +762,7 @@ int main(void)
 	printf("%" PRIu64 " reads, %" PRIu64 " blocks from the second level, %" PRIu64 " shared by clones, %" PRIu64 " kept, %" PRIu64 " checksum errors, %" PRIu64
 	       " devices given up, %" PRIu64 " cuts, %" PRIu64 " resizes, %" PRIu64 " clones\n", all.reads, all.hits, all.shared, all.kept, all.bad, all.off, all.cuts,
 	       all.resizes, all.anew);
-	CHECK(all.hits > 10 * worlds && all.shared > worlds && all.resizes > worlds && all.cuts);
+	/* All of it has happened. One world alone, which is what a sanitizer has time for, may lack something. */
+	CHECK(worlds < 4 || (all.hits > 10 * worlds && all.shared > worlds && all.resizes > worlds && all.cuts > worlds / 2 && all.kept && all.bad && all.off));
 	return 0;
 }
