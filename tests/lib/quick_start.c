@@ -7,20 +7,27 @@
  * each with a zero byte, together with four descriptors: the current folder and the three standard streams. The answers are the child's process id and, when
  * it has ended, what waitpid() says of it, each a native int.
  *
+ * Or it is a socket that listens, for tools/quick_cc.c: then each connection has one request, and many are served at a time.
+ *
  * Invariants:
  *  1. What main() sees differs in nothing from an ordinary start but its parent: the streams, folder and arguments of its own, no other descriptor, and an
  *     environment without this library.
- *  2. One request at a time.
+ *  2. One request at a time, on one connection.
+ *  3. A compiler (of a socket that listens) that was to make an object file ends with its main(), without what C++ destroys behind it: that takes as long as
+ *     what is saved, and what it has to say it has written by then.
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_BYTES = 128 << 10, MAX_ARGS = 8192, FDS = 4 };
+enum { MAX_BYTES = 128 << 10, MAX_ARGS = 8192, FDS = 4, MAX_CLIENTS = 256 };
 
 static int (*real_main)(int argc, char **argv, char **envp);
 static char request[MAX_BYTES + 1];
@@ -33,7 +40,7 @@ static int fail(const char *what)
 }
 
 /* The length of a request in `request`, with its descriptors; 0 at the end. */
-static ssize_t receive(int fds[FDS])
+static ssize_t receive(int from, int fds[FDS])
 {
 	char room[CMSG_SPACE(FDS * sizeof(int))];
 	struct iovec iov = { request, MAX_BYTES };
@@ -42,7 +49,7 @@ static ssize_t receive(int fds[FDS])
 	ssize_t n;
 
 	do
-		n = recvmsg(STDIN_FILENO, &msg, MSG_CMSG_CLOEXEC);
+		n = recvmsg(from, &msg, MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
 	if (n <= 0)
 		return n;
@@ -75,6 +82,103 @@ static void enter(const int fds[FDS])
 		close(fds[i]);
 }
 
+/* --- A socket that listens --- */
+
+static struct { pid_t pid; int fd; } client[MAX_CLIENTS];
+static int clients;
+static sigset_t plain_mask;
+
+static void nothing(int sig)
+{
+	(void)sig;
+}
+
+static void reap(void)
+{
+	int status, i;
+	pid_t pid;
+
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+		for (i = 0; i < clients && client[i].pid != pid; i++)
+			;
+		if (i == clients)
+			continue;
+		send(client[i].fd, &status, sizeof(status), MSG_NOSIGNAL);
+		close(client[i].fd);
+		client[i] = client[--clients];
+	}
+}
+
+static int makes_object(char **argv)
+{
+	while (*argv && strcmp(*argv, "-c"))
+		argv++;
+	return *argv != NULL;
+}
+
+/* Runs main() in a child. Who cannot be served sees the end of the connection. */
+static int begin(int s, char **envp)
+{
+	int fds[FDS], n, status;
+	ssize_t length = receive(s, fds);
+	pid_t pid = length > 0 ? fork() : -1;
+
+	if (pid == 0) {
+		close(STDIN_FILENO);
+		close(s);
+		for (int i = 0; i < clients; i++)
+			close(client[i].fd);
+		enter(fds);
+		signal(SIGCHLD, SIG_DFL);
+		sigprocmask(SIG_SETMASK, &plain_mask, NULL);
+		n = parse(length);
+		status = real_main(n, args, envp);
+		if (makes_object(args))
+			_exit(status);
+		exit(status);
+	}
+	for (int i = 0; i < FDS && length > 0; i++)
+		close(fds[i]);
+	if (pid < 0)
+		return -1;
+	send(s, &pid, sizeof(pid), MSG_NOSIGNAL);
+	client[clients].pid = pid;
+	client[clients++].fd = s;
+	return 0;
+}
+
+static int listens(void)
+{
+	int yes = 0;
+	socklen_t len = sizeof(yes);
+
+	return !getsockopt(STDIN_FILENO, SOL_SOCKET, SO_ACCEPTCONN, &yes, &len) && yes;
+}
+
+/* Ends with its parent. */
+__attribute__((noreturn))
+static void serve_all(char **envp)
+{
+	struct pollfd p = { .fd = STDIN_FILENO, .events = POLLIN };
+	sigset_t chld;
+	int s;
+
+	prctl(PR_SET_PDEATHSIG, SIGTERM);
+	signal(SIGCHLD, nothing);
+	sigemptyset(&chld);
+	sigaddset(&chld, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &chld, &plain_mask);
+	for (;;) {
+		reap();
+		p.events = clients < MAX_CLIENTS ? POLLIN : 0;
+		if (ppoll(&p, 1, NULL, &plain_mask) < 1 || !(p.revents & POLLIN))
+			continue;
+		s = accept4(STDIN_FILENO, NULL, NULL, SOCK_CLOEXEC);
+		if (s >= 0 && begin(s, envp) < 0)
+			close(s);
+	}
+}
+
 static int serve(int argc, char **argv, char **envp)
 {
 	int fds[FDS], status;
@@ -83,7 +187,10 @@ static int serve(int argc, char **argv, char **envp)
 
 	(void)argc, (void)argv;
 	unsetenv("LD_PRELOAD");
-	while ((length = receive(fds)) > 0) {
+	unsetenv("LD_BIND_NOW");
+	if (listens())
+		serve_all(envp);
+	while ((length = receive(STDIN_FILENO, fds)) > 0) {
 		pid = fork();
 		if (pid < 0)
 			return fail("quick_start: fork\n");
