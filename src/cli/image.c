@@ -183,6 +183,22 @@ char *image_disk_text(const char *path)
 	return text;
 }
 
+/* What is freed goes back to the file system, unless the operator says something else. */
+static int free_for_good(struct disk_spec *spec, struct err *err)
+{
+	int rc;
+
+	while (spec->inner)
+		spec = spec->inner;
+	if (strcmp(spec->driver, "file"))
+		return 0;
+	for (size_t i = 0; i < spec->opts.n; i++)
+		if (!strcmp(spec->opts.v[i].key, "discard"))
+			return 0;
+	rc = opts_add(&spec->opts, "discard", "unmap");
+	return rc ? err_errno(err, rc, "%s", spec->text) : 0;
+}
+
 /* Options that only the format's driver knows: the tables are read by hand here. */
 static void drop_format_options(struct disk_spec *spec)
 {
@@ -217,6 +233,8 @@ co_fn int co_image_open_file(const char *text, const char *format, unsigned flag
 	rc = image_take_format(spec, format, ret_format, err);
 	if (!rc && *ret_format == IMAGE_QCOW2)
 		drop_format_options(spec);
+	if (!rc && (flags & DISK_OPEN_RDWR))
+		rc = free_for_good(spec, err);
 	if (!rc)
 		rc = co_disk_open_spec(spec, flags, ret, err);
 	*ret_used = !rc && image_path(spec) && !stat(spec->rest, &st) && S_ISREG(st.st_mode) ? (int64_t)st.st_blocks * 512 : -1;

@@ -114,6 +114,7 @@ static void choose(uint64_t seed)
 	w.opts.table_cache = 1;
 	w.opts.fill_debt = rng_below(r, 2) ? 1 : 0;
 	w.opts.run_ahead = rng_below(r, 2) ? 1 : 1ull << (12 + rng_below(r, 10));
+	w.opts.tidy_ns = rng_below(r, 2) ? 0 : 20000 + rng_below(r, 1000000);
 	w.dev.sector = SECTOR;
 	w.dev.align = rng_below(r, 4) ? 512 : 4096;
 	w.dev.no_discard = rng_below(r, 4) == 0;

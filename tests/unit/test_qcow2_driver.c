@@ -6,6 +6,7 @@
 #include "backend/media.h"
 #include "format/qcow2/create.h"
 #include "format/qcow2/qcow2.h"
+#include "format/qcow2/tools.h"
 #include "lib/disk_conformance.h"
 #include "lib/qcow2_verify.h"
 #include "lib/test.h"
@@ -304,6 +305,107 @@ static co_fn void co_tables_of_an_image_in_order_stay_in_memory(void)
 			CHECK_EQ(co_disk_read(d, at + 3 * 65536, buf, 512, 0), 0);
 			CHECK(buf[0] == 7 && buf[511] == 7);
 		}
+	co_end(d);
+}
+
+/* Tables in no order at all: what does not fit is read again, and right each time. */
+static co_fn void co_the_cache_of_tables_takes_no_more_than_it_may(void)
+{
+	const uint64_t blocks = 96, step = 32 * MIB, cap = 32;
+	static char buf[4096];
+	struct disk *d;
+	uint64_t n;
+
+	table_cache = 1;
+	d = co_make(image(blocks * step, 65536, false), NULL);
+	table_cache = 0;
+	/* Eight runs and more in each block: no neighbour follows the other. */
+	for (uint64_t k = 0; k < 10; k++)
+		for (uint64_t i = 0; i < blocks; i++) {
+			memset(buf, (int)(1 + k * 23 + i), sizeof(buf));
+			CHECK_EQ(co_disk_write(d, i * step + k * 131072, buf, sizeof(buf), 0), 0);
+		}
+	CHECK_EQ(co_disk_flush(d), 0);
+	n = ops(DISK_OP_READ);
+	for (unsigned round = 0; round < 2; round++)
+		for (uint64_t i = 0; i < blocks; i++) {
+			uint64_t k = (i + round) % 10;
+
+			CHECK_EQ(co_disk_read(d, i * step + k * 131072, buf, sizeof(buf), 0), 0);
+			CHECK_EQ((uint8_t)buf[4095], (uint8_t)(1 + k * 23 + i));
+		}
+	/* One for the data; and a table each, but for those that were in memory. */
+	CHECK(ops(DISK_OP_READ) - n >= 2 * (2 * blocks - cap));
+	co_end(d);
+}
+
+/* --- What a crash leaks --- */
+
+/* If it came now: in clusters. A repair gives them back, and the file ends behind the last cluster in use. */
+static co_fn uint64_t co_crash(void)
+{
+	struct powercut *q = powercut_fork(p, 1);
+	struct powercut_dev *there = powercut_dev_find(q, "image");
+	struct qcow2_check c = { .repair = QCOW2_REPAIR_LEAKS };
+	struct err err = ERR_INIT;
+	struct qcow2_verdict v;
+	struct qcow2_img img;
+	struct disk *file;
+	uint64_t leaks;
+
+	qcow2_verify(powercut_dev_view(there), &v);
+	CHECK_STR(v.wrong, "");
+	leaks = v.leaks;
+	CHECK_EQ(powercut_dev_open(there, &file), 0);
+	if (co_qcow2_img_open(&img, file, "image", 0, &err) || co_qcow2_check(&img, &c, &err))
+		test_fail("%s", err.msg);
+	qcow2_img_close(&img);
+	CHECK_EQ(c.damage, 0);
+	CHECK_EQ(c.leaks, leaks);
+	CHECK_EQ(c.leaks_fixed, leaks);
+	CHECK(!leaks || file->size == c.image_end);
+	co_disk_close(file);
+	qcow2_verify(powercut_dev_view(there), &v);
+	CHECK_STR(v.wrong, "");
+	CHECK_EQ(v.leaks, 0);
+	powercut_destroy(q);
+	return leaks;
+}
+
+/* Clusters of 2 MiB: 16 of them at rest, 128 at most. */
+static co_fn void co_a_crash_leaks_no_more_than_was_taken_lately(void)
+{
+	const uint64_t cs = 2 * MIB, least = 16, most = 128, n = 300;
+	struct disk *d = co_make(image(1024 * cs, cs, false), NULL);
+	static char buf[4096];
+	uint64_t leaks = 0, holes;
+
+	memset(buf, 1, sizeof(buf));
+	for (uint64_t i = 0; i < n; i++) {
+		CHECK_EQ(co_disk_write(d, i * cs, buf, sizeof(buf), 0), 0);
+		if (i != 1 && i != 30 && i != n - 1)
+			continue;
+		CHECK_EQ(co_disk_flush(d), 0);
+		leaks = co_crash();
+		/* With the table. */
+		CHECK(leaks <= max(least, min(i + 2, most)));
+	}
+	CHECK(leaks > least);
+	/* Nobody has wanted any for a while. */
+	co_sleep_ns(30000000000);
+	CHECK(co_crash() <= least);
+	/* What is discarded becomes free, though nobody flushes and nobody wants it. */
+	holes = powercut_dev_counters(dev)->bytes[DISK_OP_DISCARD];
+	CHECK_EQ(co_disk_discard(d, 0, n * cs, 0), 0);
+	co_sleep_ns(10000000000);
+	CHECK(co_crash() <= least);
+	CHECK(powercut_dev_counters(dev)->bytes[DISK_OP_DISCARD] - holes >= n * cs);
+	CHECK_EQ(co_disk_read(d, 7 * cs, buf, sizeof(buf), 0), 0);
+	CHECK(!buf[0]);
+	/* And at rest nothing more is done. */
+	holes = ops(DISK_OP_WRITE) + ops(DISK_OP_FLUSH);
+	co_sleep_ns(100000000000);
+	CHECK_EQ(ops(DISK_OP_WRITE) + ops(DISK_OP_FLUSH) - holes, 0);
 	co_end(d);
 }
 
@@ -650,6 +752,8 @@ static co_fn void co_main(void *arg)
 	RUN(co_sequential_writes_are_adjacent);
 	RUN(co_writes_into_one_cluster_pay_for_its_copy_once);
 	RUN(co_tables_of_an_image_in_order_stay_in_memory);
+	RUN(co_the_cache_of_tables_takes_no_more_than_it_may);
+	RUN(co_a_crash_leaks_no_more_than_was_taken_lately);
 	RUN(co_a_copy_when_much_is_owed_is_one_write);
 	RUN(co_a_copy_takes_nothing_from_a_write_beside_it);
 	RUN(co_what_a_cluster_has_is_not_copied_over_itself);

@@ -4,8 +4,11 @@
  *
  * Clusters are reserved many at a time, ahead of their use: they are made to read as zeroes where they do not (a file that grows does), their
  * refcounts are set to 1 and flushed, and only then may anything use them (internal.h, invariant (1)). So allocating is a subtraction, refcounts cost a
- * write and a flush per 64 MiB, and a flush of the guest's writes none at all. The file system gives their space at once and in one piece. What is left
- * of the reserve is given back at close; a crash leaks it. Writers who allocate one after another get adjacent clusters.
+ * write and a flush per reserve, and a flush of the guest's writes none at all. The file system gives their space at once and in one piece. Writers who
+ * allocate one after another get adjacent clusters.
+ *
+ * A crash leaks the reserve, so it is no larger than what was taken from it lately: from 16 clusters (or 1 MiB) it is filled up to `demand`, at most run_ahead.
+ * What is left of it is given back at close, and before that when nobody wants any more (tidy.c).
  *
  * What is freed goes through a ring: (off the table) -> freed, until a flush of tables has ended and the requests of that time have -> refcount
  * lowered, in memory and some time later on disk -> if that is 0, the hole is punched -> reserved again, when the holes have been flushed.
@@ -13,13 +16,32 @@
  * `fresh` tells which clusters came from the reserve since the image was opened: what the guest has not written of them reads as zeroes.
  */
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
 #include "format/qcow2/internal.h"
 #include "util/err.h"
 #include "util/log.h"
 
+#define RESERVE_LEAST 16ull	/* clusters */
+#define RESERVE_LEAST_BYTES (1ull << 20)
+
 /* --- Reserve --- */
+
+static uint64_t reserve_most(const struct qcow2 *q)
+{
+	return max(q->run_ahead >> q->g.cluster_bits, 4ull);
+}
+
+uint64_t q2_reserve_least(const struct qcow2 *q)
+{
+	return min(max(RESERVE_LEAST_BYTES >> q->g.cluster_bits, RESERVE_LEAST), reserve_most(q));
+}
+
+uint64_t q2_reserve_wanted(const struct qcow2 *q)
+{
+	return max(min(q->demand, reserve_most(q)), q2_reserve_least(q));
+}
 
 uint64_t q2_alloc(struct qcow2 *q, uint64_t want, uint64_t *ret_got)
 {
@@ -33,6 +55,7 @@ uint64_t q2_alloc(struct qcow2 *q, uint64_t want, uint64_t *ret_got)
 	r->first += n;
 	r->n -= n;
 	q->reserved -= n;
+	q->demand += n;
 	if (!r->n)
 		memmove(q->reserve, q->reserve + 1, --q->nreserve * sizeof(*r));
 	*ret_got = n;
@@ -194,10 +217,10 @@ static co_fn void co_untake(struct qcow2 *q, struct refill *f)
 static co_fn int co_refill_locked(struct qcow2 *q)
 {
 	uint64_t least = max(65536u >> q->g.cluster_bits, 1u);
-	struct refill f = { .want = max(q->run_ahead >> q->g.cluster_bits, 4ull) };
-	int ret = co_q2_reclaim(q);
+	struct refill f = { .want = q2_reserve_wanted(q) - min(q->reserved, q2_reserve_wanted(q)) };
+	int ret = co_q2_reclaim(q, UINT_MAX);
 
-	if (q->nreserve > Q2_RUNS / 2)
+	if (q->nreserve > Q2_RUNS / 2 || !f.want)
 		return ret;
 	if (!ret)
 		ret = co_take_holes(q, &f, least, 16384);
@@ -235,6 +258,7 @@ static co_fn int co_refill_locked(struct qcow2 *q)
 		else
 			q2_free(q, f.run[i].first << q->g.cluster_bits, f.run[i].n);
 	}
+	q2_tidy_later(q);
 	return 0;
 }
 
@@ -254,7 +278,7 @@ static co_fn void co_refill_ahead(void *arg)
 	struct qcow2 *q = arg;
 
 	co_mutex_lock(&q->alloc_lock);
-	if (q->reserved << q->g.cluster_bits < q->run_ahead / 2 && !q->disk.failed)
+	if (q->reserved < q2_reserve_wanted(q) / 2 && !q->disk.failed)
 		co_refill_locked(q);	/* who needs a cluster meets the error */
 	co_mutex_unlock(&q->alloc_lock);
 	q->refilling = false;
@@ -263,7 +287,7 @@ static co_fn void co_refill_ahead(void *arg)
 
 void q2_refill_ahead(struct qcow2 *q)
 {
-	if (q->refilling || q->reserved << q->g.cluster_bits >= q->run_ahead / 4 || q->no_ahead)
+	if (q->refilling || q->reserved >= q2_reserve_wanted(q) / 4 || q->no_ahead)
 		return;
 	q->refilling = !co_spawn("qcow2 reserve", co_refill_ahead, q);
 }
@@ -290,6 +314,7 @@ void q2_free(struct qcow2 *q, uint64_t off, uint64_t clusters)
 		return;
 	}
 	q->freed[(q->freed_at + q->nfreed++) % Q2_FREED_MAX] = (struct q2_freed){ first, clusters, q->meta_gen, q->seq };
+	q2_tidy_later(q);
 }
 
 void q2_free_entry(struct qcow2 *q, struct qcow2_l2e e)
@@ -340,11 +365,11 @@ static co_fn int co_reclaim_run(struct qcow2 *q, uint64_t first, uint64_t n)
 	return ret;
 }
 
-co_fn int co_q2_reclaim(struct qcow2 *q)
+co_fn int co_q2_reclaim(struct qcow2 *q, unsigned most)
 {
 	int ret = 0;
 
-	while (!ret && q->nfreed && may_reclaim(q, &q->freed[q->freed_at])) {
+	while (!ret && most-- && q->nfreed && may_reclaim(q, &q->freed[q->freed_at])) {
 		struct q2_freed f = q->freed[q->freed_at];
 
 		q->freed_at = (q->freed_at + 1) % Q2_FREED_MAX;
@@ -370,7 +395,7 @@ static co_fn int co_make_freed_room(struct qcow2 *q)
 	if (ret)
 		return ret;
 	co_mutex_lock(&q->alloc_lock);
-	ret = co_q2_reclaim(q);
+	ret = co_q2_reclaim(q, UINT_MAX);
 	co_mutex_unlock(&q->alloc_lock);
 	return ret;
 }
@@ -415,23 +440,26 @@ static co_fn int co_trim_file(struct qcow2 *q)
 	return ret == -ENOTSUP ? co_disk_flush(q->disk.file) : ret;
 }
 
-co_fn int co_q2_release(struct qcow2 *q)
+co_fn int co_q2_release(struct qcow2 *q, uint64_t keep)
 {
 	uint64_t value;
 	int ret;
 
 	co_mutex_lock(&q->alloc_lock);
-	ret = co_q2_reclaim(q);
-	while (!ret && q->nreserve) {
-		struct q2_run r = q->reserve[--q->nreserve];
+	ret = co_q2_reclaim(q, UINT_MAX);
+	while (!ret && q->reserved > keep) {
+		struct q2_run *last = &q->reserve[q->nreserve - 1];
+		uint64_t n = min(last->n, q->reserved - keep), first = last->first + last->n - n;
 
-		q->reserved -= r.n;
-		q->free_hint = min(q->free_hint, r.first);
+		last->n -= n;
+		q->nreserve -= !last->n;
+		q->reserved -= n;
+		q->free_hint = min(q->free_hint, first);
 		/* What lies at the end is cut off below. */
-		if (r.first + r.n != q->frontier)
-			co_disk_discard(q->disk.file, r.first << q->g.cluster_bits, r.n << q->g.cluster_bits, 0);
-		for (uint64_t i = 0; i < r.n && !ret; i++)
-			ret = co_q2_refcount_add(q, r.first + i, -1, &value);
+		if (first + n != q->frontier)
+			co_disk_discard(q->disk.file, first << q->g.cluster_bits, n << q->g.cluster_bits, 0);
+		for (uint64_t i = 0; i < n && !ret; i++)
+			ret = co_q2_refcount_add(q, first + i, -1, &value);
 	}
 	if (!ret)
 		ret = co_q2_refcounts_write(q);

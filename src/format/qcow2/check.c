@@ -14,6 +14,8 @@
  * What is both an L2 table and somebody's data is one of the two, and nobody can tell which: both references stay, and nothing is written into that cluster. A look
  * before the repair finds them.
  * Leaks are not freed while there is damage that is not repaired: what a damaged table no longer refers to may be worth something.
+ * Where there is no damage at all, the space of what was leaked goes back as well: holes are punched when the refcounts are stable, and in the end the file is cut
+ * behind the last cluster in use.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -34,12 +36,18 @@ const char *qcow2_finding_name(enum qcow2_finding_kind kind)
 
 uint64_t qcow2_check_window = QCOW2_WINDOW;
 
+#define HOLES_MAX 65536u	/* of a window; the space of more is kept */
 #define DOUBTS_MAX 1024u	/* when there are more, no entry of an L2 table is repaired */
 
 /* Clusters that are L2 tables and data. */
 struct doubts {
 	unsigned n;
 	uint64_t off[DOUBTS_MAX];
+};
+
+/* Clusters that are free now. */
+struct hole {
+	uint64_t first, n;
 };
 
 struct state {
@@ -58,6 +66,8 @@ struct state {
 	uint64_t run_stored;
 	unsigned run_refs;
 	bool run_fixed;
+	struct hole *hole;
+	unsigned nholes, room;
 };
 
 __attribute__((format(printf, 6, 7)))
@@ -201,6 +211,30 @@ static bool on_bad(struct qcow2_walk *w, const struct qcow2_ref *r, const char *
 
 /* --- Refcounts --- */
 
+/* Of the run. That it is forgotten when there is no memory costs space, and no more. */
+static void note_hole(struct state *s)
+{
+	struct hole *more;
+
+	if (s->nholes == s->room) {
+		more = s->room < HOLES_MAX ? realloc(s->hole, (s->room + 64) * 2 * sizeof(*more)) : NULL;
+		if (!more)
+			return;
+		s->hole = more;
+		s->room = (s->room + 64) * 2;
+	}
+	s->hole[s->nholes++] = (struct hole){ s->run, s->run_len };
+}
+
+static co_fn void co_punch_holes(struct state *s)
+{
+	unsigned bits = s->img->h.geo.cluster_bits;
+
+	for (unsigned i = 0; i < s->nholes && !s->c->damage; i++)
+		co_disk_discard(s->img->file, s->hole[i].first << bits, min(s->hole[i].n << bits, s->img->file->size - (s->hole[i].first << bits)), 0);
+	s->nholes = 0;
+}
+
 static void end_run(struct state *s)
 {
 	unsigned bits = s->img->h.geo.cluster_bits;
@@ -211,6 +245,8 @@ static void end_run(struct state *s)
 	found(s, leak ? QCOW2_FOUND_LEAK : QCOW2_FOUND_REFCOUNT, s->run << bits, s->run_len, s->run_fixed,
 	      "%" PRIu64 " cluster%s from 0x%" PRIx64 " on: refcount %" PRIu64 ", %u reference%s", s->run_len, s->run_len > 1 ? "s" : "",
 	      s->run << bits, s->run_stored, s->run_refs, s->run_refs == 1 ? "" : "s");
+	if (leak && s->run_fixed && !s->run_refs && s->run << bits < s->img->file->size)
+		note_hole(s);
 	s->run_len = 0;
 }
 
@@ -296,7 +332,11 @@ static co_fn int co_compare(struct state *s, struct err *err)
 	}
 	end_run(s);
 	free(buf);
-	return rc || !changed ? rc : co_qcow2_img_flush(s->img, err);
+	if (!rc && changed)
+		rc = co_qcow2_img_flush(s->img, err);
+	if (!rc)
+		co_punch_holes(s);
+	return rc;
 }
 
 /* --- COPIED flags --- */
@@ -476,6 +516,7 @@ static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, str
 		if (i * qcow2_check_window < img->end >> img->h.geo.cluster_bits && window_matters(&s, i))
 			rc = co_look_at_window(&s, i, err);
 	free(s.marks);
+	free(s.hole);
 	*ret_rebuild = s.rebuild;
 	if (!rc && s.rebuild && c->repair == QCOW2_REPAIR_ALL)
 		rc = co_rebuild(&s, err);
@@ -527,6 +568,9 @@ static co_fn int co_check(struct qcow2_img *img, struct qcow2_check *c, struct d
 	c->leaks = again.leaks + c->leaks_fixed;
 	c->damage = again.damage + c->damage_fixed;
 	c->image_end = again.image_end;
+	/* A device has the size that it has. */
+	if (c->leaks_fixed && !c->damage && !again.leaks && img->file->size > c->image_end)
+		co_disk_resize(img->file, c->image_end, NULL);
 	if (again.damage || c->repair != QCOW2_REPAIR_ALL || !(img->h.incompat & bits))
 		return 0;
 	img->h.incompat &= ~bits;

@@ -6,6 +6,7 @@
  *   table.c    blocks of L2 tables and refcount blocks in memory; dense.c: L2 tables as runs
  *   map.c      L1, L2: where a guest cluster lies
  *   alloc.c    reserve of free clusters, refcounts, what was freed; refcount.c: growing the refcount structures
+ *   tidy.c     giving back in time what a crash would leak
  *   read.c     reads and extents; inflate.c: compressed clusters
  *   write.c    writes; fill.c: copy-on-write
  *   space.c    discard and write zeroes; resize.c
@@ -14,7 +15,8 @@
  * Crash safety rests on these invariants, at every instant, whatever a cut leaves:
  *
  *  (1) Every cluster of the reserve has refcount 1 on stable media, nothing refers to it, and it reads as zeroes there.
- *      New clusters come only from the reserve. So a cut leaks at most the reserve, and no reference without a refcount ever reaches the disk.
+ *      New clusters come only from the reserve. So a cut leaks at most the reserve, and what was freed and waits for (3); and no reference without
+ *      a refcount ever reaches the disk.
  *  (2) Where the old content of a cluster is zeroes, its L2 entry may reach the disk before its data: what is not there yet reads as
  *      the old content. Where it is not (copy-on-write), data and padding are complete, and then on stable media, before the entry is
  *      written: such entries raise q->barrier, and the next flush of tables begins with a flush of the data.
@@ -145,6 +147,7 @@ struct qcow2 {
 	struct q2_run reserve[Q2_RUNS];
 	unsigned nreserve;
 	uint64_t reserved, frontier, free_hint;
+	uint64_t demand;	/* clusters that were taken from the reserve lately: tidy.c */
 	struct q2_run fresh[Q2_FRESH];
 	unsigned nfresh, fresh_next;
 	struct q2_freed *freed;	/* a ring */
@@ -153,6 +156,11 @@ struct qcow2 {
 	bool refilling, warned_leak;
 	bool no_ahead;		/* space is short: clusters are reserved when they are needed */
 	struct co_queue background;
+
+	/* tidy.c */
+	struct rt_timer tidy_timer;
+	uint64_t tidy_ns, tidy_gen; /* meta_gen when the timer looked last */
+	bool tidying, closing;
 
 	/* fill.c */
 	struct q2_fill *fill;
@@ -273,13 +281,22 @@ void q2_free_entry(struct qcow2 *q, struct qcow2_l2e e);
 co_fn int co_q2_req_begin_change(struct qcow2 *q, struct q2_req *r, uint32_t clusters);
 bool q2_is_fresh(const struct qcow2 *q, uint64_t host);
 void q2_forget_fresh(struct qcow2 *q);
-/* Lowers refcounts and punches holes where that is safe. With alloc_lock held. */
-co_fn int co_q2_reclaim(struct qcow2 *q);
-/* Gives the reserve back, and cuts the file behind the last cluster. */
-co_fn int co_q2_release(struct qcow2 *q);
+/* Lowers refcounts and punches holes where that is safe, for at most `most` runs. With alloc_lock held. */
+co_fn int co_q2_reclaim(struct qcow2 *q, unsigned most);
+/* Gives back all but `keep` clusters of the reserve, and cuts the file behind the last cluster. */
+co_fn int co_q2_release(struct qcow2 *q, uint64_t keep);
+/* How many clusters are kept in reserve: at rest, and now. */
+uint64_t q2_reserve_least(const struct qcow2 *q);
+uint64_t q2_reserve_wanted(const struct qcow2 *q);
 co_fn int co_q2_find_frontier(struct qcow2 *q);
 /* Makes a run that nobody uses read as zeroes. */
 co_fn int co_q2_make_zero(struct qcow2 *q, uint64_t first, uint64_t n);
+
+/* --- tidy.c --- */
+
+/* There is something that a crash would leak. */
+void q2_tidy_later(struct qcow2 *q);
+void q2_tidy_end(struct qcow2 *q);
 
 /* --- refcount.c; all with alloc_lock held --- */
 

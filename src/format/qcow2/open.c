@@ -22,12 +22,13 @@
 #define FILL_DEBT (256ull << 20)
 #define RUN_AHEAD (64ull << 20)
 #define RUN_AHEAD_CLUSTERS 128ull /* or so many, if they are large: a deep queue takes one with each of its first writes */
+#define TIDY_NS 2000000000ull
 
 /* --- Close --- */
 
 static co_fn void co_wait_background(struct qcow2 *q)
 {
-	while (q->refilling || q->fillers)
+	while (q->refilling || q->fillers || q->tidying)
 		co_queue_wait(&q->background, "qcow2: what runs in the background");
 }
 
@@ -52,7 +53,7 @@ static co_fn int co_settle(struct qcow2 *q)
 	if (!ret && freed_waits(q))
 		return -EAGAIN;
 	if (!ret && !q->disk.failed)
-		ret = co_q2_release(q);
+		ret = co_q2_release(q, 0);
 	return ret;
 }
 
@@ -84,6 +85,7 @@ static co_fn void co_q2_close(struct disk *d)
 	struct qcow2 *q = q2_of(d);
 
 	rt_timer_cancel(&q->idle_timer);
+	q2_tidy_end(q);
 	if (co_settle(q) && !q->disk.failed)
 		log_warn("%s: could not be closed cleanly; clusters may be leaked (\"weir image check --repair=leaks\" gets them back)", d->name);
 	co_wait_background(q);
@@ -374,6 +376,7 @@ static co_fn int co_open(struct qcow2 *q, const struct qcow2_opts *o, unsigned f
 	if (ret || q->disk.read_only)
 		return ret;
 	q->run_ahead = min(ahead, max(q->h.size / 8, 16ull << q->g.cluster_bits));
+	q->tidy_ns = o->tidy_ns ? o->tidy_ns : TIDY_NS;
 	q->growable = true;
 	ret = note_metadata(q);
 	if (ret)

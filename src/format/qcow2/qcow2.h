@@ -25,7 +25,8 @@ struct qcow2_opts {
 	unsigned depth;		/* images above this one */
 	uint64_t table_cache;	/* bytes of L2 tables in memory; 0: 32 MiB */
 	uint64_t fill_debt;	/* bytes of copy-on-write that may be put off; 0: 256 MiB */
-	uint64_t run_ahead;	/* bytes of clusters that are reserved ahead; 0: 64 MiB */
+	uint64_t run_ahead;	/* bytes of clusters that are reserved ahead at most; 0: 64 MiB, or 128 clusters */
+	uint64_t tidy_ns;	/* how often is looked for what can be given back; 0: 2 s */
 	struct disk *backing;	/* tests: the backing file, instead of the one that the header names. Owned on success */
 };
 
