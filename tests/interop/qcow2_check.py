@@ -5,6 +5,7 @@
 usage: qcow2_check.py WEIR
 """
 from qcow2_lib import *  # noqa: F403
+from serve_lib import Serve
 
 made = tempfile.TemporaryDirectory(prefix="weir-qcow2-")
 
@@ -263,6 +264,78 @@ def bits_of_the_header():
     check("which a repair clears, with the refcounts right", status == 0 and Tables(t.path).incompat == 0 and qemu_check(t.path) == (0, 0, 0), w)
 
 
+def set_entry(value):
+    """Damages the L2 entry of what lies at 64 KiB."""
+    def damage(t):
+        at, e = t.l2_entry(64 << 10)
+        t.put(at, value(t, e))
+    return damage
+
+
+def put_l1(value):
+    def damage(t):
+        at = t.l2(64 << 10)[0]
+        t.put(at, value(t, t.get(at)))
+    return damage
+
+
+EXT = "extended_l2=on,cluster_size=16k"
+# What is wrong, in an image of which options, with a snapshot or not, and how it comes about.
+HOSTILE = (
+    ("an L2 table at an odd place", "", False, put_l1(lambda t, e: e + 512)),
+    ("an L2 table on the L1 table", "", False, put_l1(lambda t, e: t.l1 | COPIED)),
+    ("an L2 table on a refcount block", "", False, put_l1(lambda t, e: t.get(t.rt) | COPIED)),
+    ("an L2 table that is another one's", "", False, put_l1(lambda t, e: t.get(t.l2(4 << 20)[0]))),
+    ("an L2 table behind the end", "", False, put_l1(lambda t, e: COPIED | 1 << 40)),
+    ("data at an odd place", "", False, set_entry(lambda t, e: e + 512)),
+    ("zeroes at an odd place", "", False, set_entry(lambda t, e: e + 512 | 1)),
+    ("data on its L2 table", "", False, set_entry(lambda t, e: COPIED | t.l2(64 << 10)[1])),
+    ("data on the L1 table", "", False, set_entry(lambda t, e: COPIED | t.l1)),
+    ("data on the refcount table", "", False, set_entry(lambda t, e: COPIED | t.rt)),
+    ("data on a refcount block", "", False, set_entry(lambda t, e: COPIED | t.get(t.rt))),
+    ("data on the snapshot table", "", True, set_entry(lambda t, e: COPIED | t.snapshot_table)),
+    ("data on the L1 table of a snapshot", "", True, set_entry(lambda t, e: COPIED | t.get(t.snapshot_table))),
+    ("subclusters that are data and zero", EXT, False, lambda t: t.put(t.l2_entry(64 << 10)[0] + 8, (1 << 64) - 1)),
+    ("subclusters at an odd place", EXT, False, set_entry(lambda t, e: e + 512)),
+    ("a refcount block at an odd place", "", False, lambda t: t.put(t.rt, t.get(t.rt) + 512)),
+    ("refcount 0 for the header", "", False, lambda t: t.set_refcount(0, 0)),
+    ("refcount 0 for the L1 table", "", False, lambda t: t.set_refcount(t.l1, 0)),
+    ("refcount 0 for an L2 table", "", False, lambda t: t.set_refcount(t.l2(64 << 10)[1], 0)),
+    ("refcount 0 for the refcount table", "", False, lambda t: t.set_refcount(t.rt, 0)),
+    ("compressed data behind the end", "", False, set_entry(lambda t, e: COMPRESSED | 1 << 40)),
+)
+
+
+def the_corrupt_bit_is_set_where_qemu_sets_it():
+    """By a read and by a write of what is damaged, and where refcounts are, by a write that needs new clusters."""
+    places = {"read": "read 64k 4k", "write": "write 64k 4k", "new": "write 18M 64k"}
+    todo, opened = [], []
+    for i, (what, options, snapshot, damage) in enumerate(HOSTILE):
+        t = make(options=options or "cluster_size=4k", snapshot=snapshot)
+        damage(t)
+        for op in ("new",) if "refcount" in what.split(" on ")[0] else ("read", "write"):
+            todo.append((what, op, "%d-%s" % (i, op)))
+            for who in ("qemu", "weir"):
+                shutil.copy(t.path, "%s-%s.qcow2" % (who, todo[-1][2]))
+            # What cannot even be opened to be written to is marked then.
+            if op != "new" or run(WEIR, "image", "resize", "-q", "weir-%s.qcow2" % todo[-1][2], "24M").returncode == 0:
+                opened.append(todo[-1])
+    run("qemu-io", *(x for _, op, n in todo for c in ("open -o driver=qcow2 qemu-%s.qcow2" % n, places[op], "close") for x in ("-c", c)))
+    for at in range(0, len(opened), 16):
+        some = opened[at:at + 16]
+        with Serve(*(x for _, _, n in some for x in ("--name", n)), *("weir-%s.qcow2" % n for _, _, n in some)) as w:
+            run("qemu-io", *(x for _, op, n in some for c in ("open -o driver=raw " + w.uri(n), places[op], "close") for x in ("-c", c)))
+            check("the server lives", w.proc.poll() is None, w.text())
+    seen = 0
+    for what, op, n in todo:
+        bit = {who: Tables("%s-%s.qcow2" % (who, n)).incompat & 2 for who in ("qemu", "weir")}
+        seen += bit["qemu"] > 0
+        check("%s, %s: the corrupt bit" % (what, op), bit["weir"] >= bit["qemu"], bit)
+        grown = os.path.getsize("weir-%s.qcow2" % n)
+        check("%s, %s: the image is no larger than it needs to be" % (what, op), grown < 24 * MIB, grown)
+    check("QEMU has set some", seen > 15, seen)
+
+
 def what_only_looks_opens_nothing_else():
     """Whatever an image names: info, check and snapshot open the image alone; --backing-chain follows plain paths below its folder."""
     os.mkdir("in")
@@ -298,10 +371,10 @@ def what_only_looks_opens_nothing_else():
 
 def hostile_images_cost_little():
     """Tables of the largest size that all lead to one place, and files that are huge and empty: bounded memory, and an end."""
-    def limited(*args, ends=(1, 3, 4)):
+    def limited(*args, ends=(1, 3, 4), lines=2):
         p = subprocess.run(["bash", "-c", "ulimit -v 700000; exec \"$@\"", "x", WEIR, "image", *args], stdin=subprocess.DEVNULL, capture_output=True,
                            text=True, timeout=100)
-        check("%s ends, and says what is wrong" % (args,), p.returncode in ends and len(p.stderr.splitlines()) <= 2, "%d %s" % (p.returncode, p.stderr[-500:]))
+        check("%s ends, and says what is wrong" % (args,), p.returncode in ends and len(p.stderr.splitlines()) <= lines, "%d %s" % (p.returncode, p.stderr[-500:]))
         return p
 
     qemu_img("create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", "s.qcow2", "8M")
@@ -318,6 +391,10 @@ def hostile_images_cost_little():
     with open("s.qcow2", "r+b") as f:
         f.truncate(1 << 43)
     limited("check", "-q", "s.qcow2")
+    # The driver, too, for reading and for writing.
+    limited("map", "--json", "s.qcow2", ends=(0,))
+    p = limited("resize", "-q", "s.qcow2", "16M", ends=(1,), lines=3)
+    check("and writes nothing where two tables lie in one place", "two of its tables" in p.stderr and Tables("s.qcow2").incompat & 2, p.stderr)
     qemu_img("create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "h.qcow2", "1M")
     qemu_io("h.qcow2", "write -q 0 64k")
     t = Tables("h.qcow2")
@@ -370,5 +447,5 @@ def random_damage():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(run_tests([clean_images, leaks, refcounts, flags, entries, overlaps, refcount_structures, snapshot_tables, bits_of_the_header,
+    sys.exit(run_tests([clean_images, leaks, refcounts, flags, entries, overlaps, refcount_structures, snapshot_tables, bits_of_the_header, the_corrupt_bit_is_set_where_qemu_sets_it,
                        what_only_looks_opens_nothing_else, hostile_images_cost_little, random_damage], folders=True))

@@ -135,6 +135,7 @@ struct qcow2 {
 	struct q2_cache l2, rc;
 	uint64_t *meta;		/* set of clusters that hold metadata: open addressing, cluster + 1 */
 	uint64_t meta_cap, meta_n;
+	uint64_t overlap;	/* where two tables lie, 0: nowhere */
 
 	/* requests */
 	struct list reqs;

@@ -6,7 +6,7 @@
  * a snapshot, gets a cluster of its own under table_lock; an L1 entry that points to a fresh table may reach the disk at any time, since
  * a fresh cluster is all zeroes there and so maps nothing.
  *
- * Metadata clusters that are in use (header, active L1 and L2 tables, refcount table and blocks, snapshot table) are in a set, and guest data is never
+ * Metadata clusters that are in use (header, L1 tables, active L2 tables, refcount table and blocks, snapshot table) are in a set, and guest data is never
  * written to one of them, whatever a damaged table says: the corrupt bit is set instead, as QEMU does.
  */
 #include <errno.h>
@@ -126,6 +126,8 @@ co_fn int co_q2_ready_slow(struct qcow2 *q)
 {
 	int ret = 0;
 
+	if (q->overlap)
+		return co_q2_corrupt(q, "two of its tables lie at %llu", (unsigned long long)q->overlap);
 	co_mutex_lock(&q->header_lock);
 	if (!q->header_ready)
 		ret = co_make_ready(q);

@@ -23,6 +23,7 @@
 #define RUN_AHEAD (64ull << 20)
 #define RUN_AHEAD_CLUSTERS 128ull /* or so many, if they are large: a deep queue takes one with each of its first writes */
 #define TIDY_NS 2000000000ull
+#define NOTE_MOST (1u << 20)	/* clusters of snapshots' L1 tables that are watched over: no image that is well has as many */
 
 /* --- Close --- */
 
@@ -296,25 +297,77 @@ static co_fn int co_read_tables(struct qcow2 *q, struct err *err)
 	return co_read_table(q, "refcount table", q->h.rt_off, rt, rt, &q->rt, err);
 }
 
-/* Every cluster that guest data must not be written to. */
-static int note_metadata(struct qcow2 *q)
+/* A table that nobody else may have a part of. */
+static int note_table(struct qcow2 *q, uint64_t off, uint64_t clusters)
+{
+	for (uint64_t i = 0; i < clusters && !q->overlap; i++)
+		if (q2_meta_has(q, off + (i << q->g.cluster_bits)))
+			q->overlap = off + (i << q->g.cluster_bits);
+	return q2_meta_add(q, off, clusters);
+}
+
+/* The snapshot table, and the snapshots' L1 tables. */
+static co_fn int co_note_snapshots(struct qcow2 *q, struct err *err)
+{
+	uint64_t room = NOTE_MOST, n;
+	struct qcow2_img img;
+	int ret = co_qcow2_img_open(&img, q->disk.file, q->disk.name, 0, err);
+
+	if (!ret)
+		ret = co_qcow2_img_read_snapshots(&img, err);
+	if (!ret && note_table(q, q->h.snapshots_off, qcow2_clusters(&q->g, img.snap_bytes)))
+		ret = err_errno(err, -ENOMEM, "%s: memory for its tables", q->disk.name);
+	for (unsigned i = 0; i < img.n_snap && !ret; i++) {
+		n = qcow2_clusters(&q->g, (uint64_t)img.snap[i].l1_size * 8);
+		if (n > room)
+			break;
+		room -= n;
+		if (note_table(q, img.snap[i].l1_off, n))
+			ret = err_errno(err, -ENOMEM, "%s: memory for its tables", q->disk.name);
+	}
+	qcow2_img_close(&img);
+	return ret;
+}
+
+/* The L2 tables. Two entries may have one in common if neither claims it for its own. */
+static int note_l2(struct qcow2 *q)
+{
+	uint64_t entry, off;
+	int ret = 0;
+
+	for (uint32_t i = 0; i < q->h.l1_size && !q->overlap; i++)
+		if ((off = get_be64(q->l1 + (size_t)i * 8) & QCOW2_OFFSET_MASK) && q2_meta_has(q, off))
+			q->overlap = off;
+	for (uint32_t i = 0; i < q->h.l1_size && !ret; i++) {
+		entry = get_be64(q->l1 + (size_t)i * 8);
+		off = entry & QCOW2_OFFSET_MASK;
+		if (off)
+			ret = entry & QCOW2_COPIED ? note_table(q, off, 1) : q2_meta_add(q, off, 1);
+	}
+	return ret;
+}
+
+/* Every cluster that guest data must not be written to. Where two tables are in one place nothing can be written. */
+static co_fn int co_note_metadata(struct qcow2 *q, struct err *err)
 {
 	uint64_t l1 = qcow2_clusters(&q->g, (uint64_t)q->h.l1_size * 8), off;
 	int ret = q2_meta_add(q, 0, 1);
 
 	if (!ret)
-		ret = q2_meta_add(q, q->h.l1_off, l1);
+		ret = note_table(q, q->h.l1_off, l1);
 	if (!ret)
-		ret = q2_meta_add(q, q->h.rt_off, q->h.rt_clusters);
-	if (!ret && q->h.nb_snapshots)
-		ret = q2_meta_add(q, q->h.snapshots_off, 1);
-	for (uint32_t i = 0; i < q->h.l1_size && !ret; i++)
-		if ((off = get_be64(q->l1 + (size_t)i * 8) & QCOW2_OFFSET_MASK))
-			ret = q2_meta_add(q, off, 1);
+		ret = note_table(q, q->h.rt_off, q->h.rt_clusters);
+	if (!ret && q->h.nb_snapshots) {
+		ret = co_note_snapshots(q, err);
+		if (ret)
+			return ret;
+	}
 	for (uint64_t i = 0; i < q->rt_entries && !ret; i++)
 		if ((off = get_be64(q->rt + i * 8) & QCOW2_RT_OFFSET_MASK))
-			ret = q2_meta_add(q, off, 1);
-	return ret;
+			ret = note_table(q, off, 1);
+	if (!ret)
+		ret = note_l2(q);
+	return ret ? err_errno(err, ret, "%s: memory for its tables", q->disk.name) : 0;
 }
 
 static void set_limits(struct qcow2 *q)
@@ -378,9 +431,9 @@ static co_fn int co_open(struct qcow2 *q, const struct qcow2_opts *o, unsigned f
 	q->run_ahead = min(ahead, max(q->h.size / 8, 16ull << q->g.cluster_bits));
 	q->tidy_ns = o->tidy_ns ? o->tidy_ns : TIDY_NS;
 	q->growable = true;
-	ret = note_metadata(q);
+	ret = co_note_metadata(q, err);
 	if (ret)
-		return err_errno(err, ret, "%s: memory for its tables", q->disk.name);
+		return ret;
 	ret = co_q2_find_frontier(q);
 	return ret ? err_set(err, ret, "%s: its refcounts cannot be read; repair it with \"weir image check --repair=all\", or open it read-only", q->disk.name) : 0;
 }
