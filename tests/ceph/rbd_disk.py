@@ -12,6 +12,7 @@ from file_lib import Disk, open_error
 from harness import MIB, equal, require, run
 from serve_lib import Serve, control, until
 
+WEIR = os.path.abspath(sys.argv[1])
 CONFORM = os.path.abspath(sys.argv[3])
 with open(sys.argv[1], "rb") as f:
     SANITIZED = b"__asan_init" in f.read()
@@ -207,6 +208,46 @@ def fio_finds_what_it_wrote_over_nbd():
         p = run("fio", "--name=x", "--ioengine=nbd", "--uri=" + w.uri(), "--rw=randrw", "--bsrange=512-256k", "--blockalign=512", "--size=32M",
                 "--io_size=24M", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--fsync=32", timeout=60)
         require(p.returncode == 0, p.stdout + p.stderr)
+
+
+def image(*args):
+    p = run(WEIR, "image", *args)
+    require(p.returncode == 0, "weir image %s: %s" % (" ".join(args), p.stderr))
+
+
+def content(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def an_image_is_copied_from_and_to():
+    data = bytearray(9 * MIB)
+    for off, length, byte in ((0, 70000, 0x11), (3 * MIB - 1000, 2000, 0x22), (8 * MIB + 512, MIB - 512, 0x33)):
+        data[off:off + length] = bytes([byte]) * length
+    with open("src.raw", "wb") as f:
+        f.write(data)
+    # Over something else: zeroes are copied, too, and what lies beyond stays.
+    stale = c.create("stale", "10M")
+    with c.image("stale") as i:
+        i.write(b"\xee" * (10 * MIB), 0)
+    image("convert", "-q", "src.raw", stale)
+    require(c.export("stale") == data + b"\xee" * MIB, "what was there is overwritten")
+    with c.image("stale") as i:
+        i.resize(9 * MIB)
+        i.create_snap("s")
+        i.write(b"\xdd" * 4096, 0)
+    # From one to another, of a snapshot; what is zero takes no space in a new one.
+    image("convert", "-q", c.disk("stale@s"), c.create("copy", "9M"))
+    require(c.export("copy") == data, "a copy of a snapshot")
+    used = [e["offset"] // (4 * MIB) for e in c.rbd_json("diff", "copy") if e["exists"] in (True, "true")]
+    require(1 not in used, "the object of zeroes is not there: %s" % used)
+    # Out of the cluster into a compressed image, and from that into an image within an image.
+    image("convert", "-q", "-c", "-O", "qcow2", c.disk("copy"), "out.qcow2")
+    box = c.create("box", "24M")
+    image("create", "-q", "-f", "qcow2", box, "9M")
+    image("convert", "-q", "-n", "-O", "qcow2", "out.qcow2", box)
+    image("convert", "-q", "-f", "qcow2", box, "back.raw")
+    require(content("back.raw") == data, "what has been in and out of the cluster, and of images")
 
 
 def what_cannot_be_opened_is_said_with_the_way_out():

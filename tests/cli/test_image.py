@@ -123,8 +123,17 @@ def disks_with_other_drivers_are_copied():
     server.wait(30)
     server.stderr.close()
     check("a copy to a server is equal", content("s.raw") == content("t.raw"))
-    works("convert", "mem:1M", "m.raw")
-    check("memory is copied", content("m.raw") == bytes(MIB))
+    for name in ("mem:1M", "null:1M"):
+        works("convert", "--force", name, "m.raw")
+        check("%s is copied" % name, content("m.raw") == bytes(MIB))
+    for name in ("mem:5M", "null:5M"):
+        works("convert", "s.raw", name)
+    works("convert", "-O", "qcow2", "delay:read=1ms:s.raw", "w.qcow2")
+    works("convert", "delay:read=1ms:w.qcow2", "fault:op=flush,nth=9:delay:write=1ms:t.raw")
+    check("wrapped disks are copied from and to, images in them too", content("s.raw") == content("t.raw"))
+    works("snapshot", "-q", "-c", "one", "w.qcow2")
+    works("convert", "--force", "w.qcow2,snapshot=one", "t.raw")
+    check("a snapshot is copied by its name", content("s.raw") == content("t.raw"))
     works("convert", "m.raw", "a,,b.raw")
     check("a comma may be in a name", os.path.exists("a,b.raw"))
 

@@ -3,7 +3,8 @@
  * qcow2 images on a disk that loses power.
  *
  *	qcow2 cut [SEEDS]       a workload runs once; at its I/Os the power supply is forked as a cut would leave it, and each fork must be consistent
- *	                        (leaks are allowed), open, and hold for each sector what the last completed flush covers, or something later
+ *	                        (leaks are allowed), open, and hold for each sector what the last completed flush covers, or something later. Half of
+ *	                        them end with another size, and the forks of that time have the one or the other
  *	qcow2 model [SEEDS]     no cuts: what is read is compared with what was written, also across closing, opening and another size, and a closed
  *	                        image has no leaks
  *	qcow2 error [SEEDS]     the n-th I/O fails, for some n: no data is lost that a flush has covered, and the image is consistent
@@ -31,6 +32,7 @@
 #define WORKERS 4
 #define MAX_VERSIONS 200000
 #define MAX_FORKS 400
+#define RESIZE_FORKS 100
 
 enum mode { CUT, MODEL, ERROR, FULL };
 
@@ -46,6 +48,7 @@ struct fork {
 	struct powercut *p;
 	uint64_t tick, floor;	/* of the cut, and when the last flush that completed was issued */
 	uint64_t io;
+	uint64_t resized;	/* 0, or the size that it was about to get or had got */
 };
 
 static struct world {
@@ -62,8 +65,9 @@ static struct world {
 	struct disk *d;
 	struct version *v;
 	uint32_t nv, *last;	/* per sector: newest version + 1 */
-	struct fork fork[MAX_FORKS];
+	struct fork fork[MAX_FORKS + RESIZE_FORKS];
 	unsigned nforks, running;
+	uint64_t resized;
 	struct co_queue idle;
 	uint64_t fail_at;
 } w;
@@ -445,6 +449,7 @@ static uint64_t verify_image(struct powercut *p, const char *when)
 {
 	struct qcow2_verdict v;
 
+	qcow2_keep(powercut_dev_view(powercut_dev_find(p, "image")));
 	qcow2_verify(powercut_dev_view(powercut_dev_find(p, "image")), &v);
 	if (v.wrong[0])
 		fail("%s: corrupt: %s", when, v.wrong);
@@ -453,18 +458,23 @@ static uint64_t verify_image(struct powercut *p, const char *when)
 
 static co_fn void co_verify_content(struct disk *d, const struct fork *f)
 {
-	uint8_t *buf = malloc(w.size);
+	uint8_t *buf = malloc(d->size);
 	int ret = 0;
 
-	for (uint64_t off = 0; off < w.size && !ret; off += 65536)
-		ret = co_disk_read(d, off, buf + off, min(w.size - off, 65536ull), 0);
+	if (d->size != w.size && (!f->resized || d->size != f->resized))
+		fail("cut at I/O %" PRIu64 ": it has %" PRIu64 " bytes", f->io, d->size);
+	for (uint64_t off = 0; off < d->size && !ret; off += 65536)
+		ret = co_disk_read(d, off, buf + off, min(d->size - off, 65536ull), 0);
 	if (ret)
 		fail("cut at I/O %" PRIu64 ": read: %s", f->io, strerror(-ret));
-	for (uint64_t s = 0; s < w.size / SECTOR; s++) {
+	for (uint64_t s = 0; s < d->size / SECTOR; s++) {
 		uint64_t got;
 
-		if (allowed(buf + s * SECTOR, s, f))
+		/* What a larger size has added is zeroes, whatever the backing file has there. */
+		if (s < w.size / SECTOR ? allowed(buf + s * SECTOR, s, f) : is_value(buf + s * SECTOR, 0))
 			continue;
+		if (s >= w.size / SECTOR)
+			fail("cut at I/O %" PRIu64 ": sector %" PRIu64 " is new, and holds something", f->io, s);
 		memcpy(&got, buf + s * SECTOR, 8);
 		fail("cut at I/O %" PRIu64 ": sector %" PRIu64 " holds %" PRIx64 ", which the last flush had replaced or nobody wrote (newest %" PRIx64 ")",
 		     f->io, s, got, newest(s));
@@ -481,7 +491,7 @@ static co_fn void co_verify_fork(struct fork *f)
 	d = co_open(f->p);
 	co_verify_content(d, f);
 	/* It works on, and closes. */
-	CHECK_EQ(co_disk_write(d, rng_below(&w.rng, w.size / SECTOR) * SECTOR, zero, SECTOR, 0), 0);
+	CHECK_EQ(co_disk_write(d, rng_below(&w.rng, d->size / SECTOR) * SECTOR, zero, SECTOR, 0), 0);
 	CHECK_EQ(co_disk_flush(d), 0);
 	co_disk_close(d);
 	verify_image(f->p, "worked on after a cut, and closed");
@@ -496,8 +506,9 @@ static int on_io(void *arg, struct powercut_dev *dev, enum disk_op op, uint64_t 
 		w.failing = true;
 		return w.seed % 3 ? -EIO : -ENOSPC;
 	}
-	if (w.every && op != DISK_OP_READ && op != DISK_OP_EXTENT && rng_below(&w.rng, w.every) == 0 && w.nforks < MAX_FORKS)
-		w.fork[w.nforks++] = (struct fork){ powercut_fork(w.p, rng_u64(&w.rng)), w.tick, w.floor, w.ios };
+	if (w.every && op != DISK_OP_READ && op != DISK_OP_EXTENT && rng_below(&w.rng, w.every) == 0 &&
+	    w.nforks < MAX_FORKS + (w.resized ? RESIZE_FORKS : 0))
+		w.fork[w.nforks++] = (struct fork){ powercut_fork(w.p, rng_u64(&w.rng)), w.tick, w.floor, w.ios, w.resized };
 	return 0;
 }
 
@@ -517,7 +528,7 @@ static co_fn void co_make(uint64_t dev_size)
 
 static co_fn void co_reopen(void)
 {
-	struct fork now = { w.p, ++w.tick, w.tick, w.ios };
+	struct fork now = { w.p, ++w.tick, w.tick, w.ios, 0 };
 	uint64_t leaks;
 
 	CHECK_EQ(co_flush(), 0);
@@ -569,6 +580,18 @@ static co_fn void co_model_mode(void)
 	checked++;
 }
 
+/* The model keeps the old size: a cut shows the one or the other. */
+static co_fn void co_another_size_while_cut(void)
+{
+	struct err err = ERR_INIT;
+
+	CHECK_EQ(co_flush(), 0);
+	w.resized = SECTOR * (32 + rng_below(&w.rng, 2 * w.size / SECTOR));
+	++w.tick;
+	if (co_disk_resize(w.d, w.resized, &err))
+		fail("resize to %" PRIu64 ": %s", w.resized, err.msg);
+}
+
 static co_fn void co_cut_mode(void)
 {
 	co_make(64 << 20);
@@ -576,6 +599,8 @@ static co_fn void co_cut_mode(void)
 	w.every = 1 + rng_below(&w.rng, 8);
 	powercut_set_hook(w.p, on_io, NULL);
 	co_workload();
+	if (rng_below(&w.rng, 2))
+		co_another_size_while_cut();
 	if (rng_below(&w.rng, 2))
 		co_disk_close(w.d), w.d = NULL;
 	powercut_set_hook(w.p, NULL, NULL);
@@ -597,7 +622,7 @@ static co_fn void co_error_mode(void)
 	powercut_set_hook(w.p, on_io, NULL);
 	co_workload();
 	powercut_set_hook(w.p, NULL, NULL);
-	f = (struct fork){ powercut_fork(w.p, rng_u64(&w.rng)), w.tick, w.floor, w.ios };
+	f = (struct fork){ powercut_fork(w.p, rng_u64(&w.rng)), w.tick, w.floor, w.ios, 0 };
 	co_disk_close(w.d);
 	w.failing = false;
 	verify_image(w.p, "closed after an error");
@@ -620,7 +645,7 @@ static co_fn void co_full_mode(void)
 	if (!w.d->failed)
 		co_flush();
 	powercut_set_hook(w.p, NULL, NULL);
-	f = (struct fork){ powercut_fork(w.p, rng_u64(&w.rng)), w.tick, w.floor, w.ios };
+	f = (struct fork){ powercut_fork(w.p, rng_u64(&w.rng)), w.tick, w.floor, w.ios, 0 };
 	co_disk_close(w.d);
 	verify_image(w.p, "closed");
 	verify_image(f.p, "full, after a cut");
@@ -632,7 +657,7 @@ static co_fn void co_main(void *arg)
 {
 	w.nv = w.nforks = 0;
 	w.tick = 1;
-	w.floor = w.ios = w.fail_at = w.every = 0;
+	w.floor = w.ios = w.fail_at = w.every = w.resized = 0;
 	w.failing = false;
 	co_queue_init(&w.idle);
 	w.last = calloc(w.size / SECTOR, sizeof(*w.last));

@@ -18,6 +18,7 @@
 #include "format/qcow2/pack.h"
 #include "format/qcow2/qcow2.h"
 #include "format/qcow2/tools.h"
+#include "lib/qcow2_verify.h"
 #include "lib/test.h"
 #include "rt/buf.h"
 #include "util/bytes.h"
@@ -225,6 +226,11 @@ static co_fn uint64_t co_check(struct powercut *p, enum qcow2_repair repair, uin
 	return c.damage - c.damage_fixed;
 }
 
+static void keep(struct powercut *p)
+{
+	qcow2_keep(powercut_dev_view(powercut_dev_find(p, "image")));
+}
+
 static co_fn bool co_has_names(struct powercut *p, const struct state *s)
 {
 	struct disk *file = co_device(p);
@@ -251,6 +257,7 @@ static co_fn void co_verify(struct powercut *p, unsigned io)
 	unsigned at, in_old = 0, in_new = 0;
 	bool old, new;
 
+	keep(p);
 	if (co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)))
 		fail("damage after a cut at write %u: %s", io, text);
 	old = co_has_names(p, &w.old) && co_holds(p, &w.old.disk, &in_old);
@@ -444,6 +451,7 @@ static co_fn void co_made(struct powercut *p, unsigned io)
 			fail("the image that was made is not there");
 		return;
 	}
+	keep(p);
 	if (co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)))
 		fail("damage after a cut at write %u: %s", io, text);
 	if (!co_holds(p, &w.new.disk, &at) && (io == UINT32_MAX || (!co_holds(p, &empty, &at) && !co_holds(p, &w.old.disk, &at))))
@@ -664,6 +672,7 @@ static co_fn bool co_verify_bitmaps(struct powercut *p, unsigned io)
 	unsigned at = 0;
 	bool ret;
 
+	keep(p);
 	looked_at++;
 	if (co_check(p, QCOW2_REPAIR_NONE, &leaks, text, sizeof(text)))
 		fail("damage after a cut at write %u: %s", io, text);

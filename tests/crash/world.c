@@ -254,6 +254,7 @@ static void check_image(struct world *w, unsigned i)
 
 	if (!w->sc->qcow2)
 		return;
+	qcow2_keep(powercut_dev_view(world_image_dev(w, i)));
 	qcow2_verify(powercut_dev_view(world_image_dev(w, i)), &v);
 	if (v.wrong[0])
 		crash_fail("corrupt", "image %u: %s", i, v.wrong);

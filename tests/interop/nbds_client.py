@@ -94,6 +94,18 @@ def use(uri):
         check('"tls":"(TLS1.3' in sh.ok("status"), "TLS is in use: " + sh.ok("status"))
 
 
+def copied_to_and_from(uri):
+    """By weir image convert."""
+    src, back = os.path.join(TMP, "src.raw"), os.path.join(TMP, "back.raw")
+    with open(src, "wb") as f:
+        f.write(b"".join(bytes([i]) * 65536 for i in range(SIZE >> 16)))
+    for pair in ((src, uri), (uri, back)):
+        p = run(WEIR, "image", "convert", "-q", *pair)
+        check(p.returncode == 0, "weir image convert %s %s: %s" % (*pair, p.stderr))
+    with open(src, "rb") as a, open(back, "rb") as b:
+        check(a.read() == b.read(), "what was copied to a server over TLS comes back")
+
+
 def refused(uri, *reasons):
     sh = Shell(uri, fails=True)
     sh.proc.stdin.close()
@@ -110,6 +122,7 @@ def certificates_work_with_nbdkit_qemu_nbd_and_weir():
         use(s.uri(*certs(CLIENT)))
     with weir() as s:
         use(s.uri(*certs(CLIENT), options=",connections=3"))
+        copied_to_and_from(s.uri(*certs(CLIENT)))
         # As options of the disk, too.
         use(s.uri(options=",tls-certificates=%s,tls-hostname=localhost" % CLIENT))
 

@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""Random operations on random kinds of qcow2 image, with QEMU as the oracle.
+"""Random operations on random kinds of qcow2 image, and on every combination of what an image can be, with QEMU as the oracle.
 
 Written through `weir serve`: after each session qemu-img check is clean and qemu-img compare agrees with a raw copy that got the same operations. Written by
 QEMU: weir reads, converts, maps and checks it as QEMU does. The seed of each round is printed; WEIR_SEED repeats from there, WEIR_SCALE
-multiplies the rounds.
+multiplies the rounds; without it, any two choices meet in one of the combinations, and from 200 on all 5050 of them have their turn.
 
 usage: qcow2_oracle.py WEIR [TEST ...]
 """
@@ -43,6 +43,18 @@ class Kind:
         self.size = r.choice([most, most // 2 + 512 * r.randrange(100), most - self.cluster])
         # Snapshots count references.
         self.snapshots = not self.data and self.refcount_bits >= 4
+
+    def choose(self, row):
+        """What AXES below has choices for."""
+        self.v2, self.ext = row["mode"] == "v2", row["mode"] == "ext"
+        self.cluster = 1 << row["bits"]
+        self.refcount_bits, self.compression, self.backing = row["refcount"], row["compression"], row["backing"]
+        self.data, self.data_raw = row["data"] is not None, row["data"] == "raw"
+        self.lazy, self.prealloc = row["more"] == "lazy", row["more"] == "prealloc"
+        # As little as shows whole clusters, and a part of one at the end.
+        self.size = max(3 * self.cluster, 300 << 10) + 512 * self.r.randrange(1, min(self.cluster >> 9, 64) + 1)
+        self.snapshots = not self.data and self.refcount_bits >= 4
+        return self
 
     def options(self):
         o = ["cluster_size=%d" % self.cluster, "refcount_bits=%d" % self.refcount_bits]
@@ -103,20 +115,27 @@ def place(r, kind, size):
 # --- Written through weir serve ---
 
 class Server:
-    def __init__(self, disk):
+    """Of one disk, to which it is connected, with the name d; or of several, with the names of their folders."""
+
+    def __init__(self, *disks):
         self.log = open("serve.log", "w+")
         if os.path.exists("sock"):
             os.unlink("sock")
-        self.p = subprocess.Popen([WEIR, "serve", disk, "--name", "d", "--nbd", "unix:sock"], stdin=subprocess.DEVNULL, stdout=self.log,
-                                  stderr=self.log)
+        names = [os.path.dirname(d) or "d" for d in disks]
+        self.p = subprocess.Popen([WEIR, "serve", "--nbd", "unix:sock", *(x for n in names for x in ("--name", n)), *disks], stdin=subprocess.DEVNULL,
+                                  stdout=self.log, stderr=self.log)
         end = time.monotonic() + 60
         while "ready" not in self.text():
             if self.p.poll() is not None or time.monotonic() > end:
                 raise AssertionError("weir serve: " + self.text())
             time.sleep(0.005)
+        if len(disks) == 1:
+            self.connect(*names)
+
+    def connect(self, name):
         self.h = nbd.NBD()
         self.h.add_meta_context("base:allocation")
-        self.h.connect_uri("nbd+unix:///d?socket=sock")
+        self.h.connect_uri("nbd+unix:///%s?socket=sock" % name)
 
     def text(self):
         with open("serve.log") as f:
@@ -130,8 +149,8 @@ class Server:
             if cookies:
                 self.h.poll(-1)
 
-    def end(self, sig=signal.SIGTERM):
-        if sig == signal.SIGTERM:
+    def end(self, sig=signal.SIGTERM, connected=True):
+        if sig == signal.SIGTERM and connected:
             self.h.shutdown()
         self.p.send_signal(sig)
         rc = self.p.wait(60)
@@ -216,12 +235,13 @@ def between_sessions(r, kind, data, snapshots, history):
     history.append("%s by %s" % (what, "weir" if by_weir else "qemu"))
 
 
-def verify(kind, data, snapshots, history, leaks=0):
+def verify(kind, data, snapshots, history, leaks=0, by_weir=True):
     what = "%s" % kind
     q = qemu_check("d.qcow2")
     ok = check("qemu-img check: " + what, q is not None and q[0] == 0 and q[2] == 0 and (leaks or q[1] == 0), "%s %s" % (q, history))
-    status, w = weir_check("d.qcow2")
-    ok &= check("weir image check: " + what, status == 0 or (leaks and status == 3), "%s %s" % (w, history))
+    if by_weir:
+        status, w = weir_check("d.qcow2")
+        ok &= check("weir image check: " + what, status == 0 or (leaks and status == 3), "%s %s" % (w, history))
     with open("model.raw", "wb") as f:
         f.write(data)
     p = run("qemu-img", "compare", "-f", "qcow2", "-F", "raw", "d.qcow2", "model.raw")
@@ -291,6 +311,128 @@ def written_by_weir():
 
 def written_by_weir_and_killed():
     rounds(one_round_of_weir, ROUNDS // 3, True)
+
+
+# --- Every combination ---
+
+AXES = {"mode": ["v3", "ext", "v2"], "bits": list(range(9, 22)), "refcount": [16, 1, 2, 4, 8, 32, 64], "compression": ["zlib", "zstd"],
+        "backing": [None, "raw", "qcow2"], "data": [None, "file", "raw"], "more": [None, "lazy", "prealloc"]}
+# Sizes of clusters that are one choice for the short run.
+ALIKE = {16: (16, 17, 18), 9: (9, 10, 11), 12: (12, 13), 14: (14, 15), 21: (19, 20, 21)}
+
+
+def can_be(row):
+    """Whether QEMU has such images, of a row that may lack choices."""
+    get = row.get
+    if get("mode") == "v2" and (get("refcount", 16) != 16 or get("data") or get("compression", "zlib") != "zlib" or get("more") == "lazy"):
+        return False
+    return not (get("mode") == "ext" and get("bits", 14) < 14) and not (get("backing") and (get("data") == "raw" or get("more") == "prealloc"))
+
+
+def all_rows():
+    rows = [{}]
+    for name, values in AXES.items():
+        rows = [dict(row, **{name: v}) for row in rows for v in values]
+        rows = [row for row in rows if can_be(row)]
+    return rows
+
+
+def pairs_of(row):
+    names = [n for n in AXES if n in row]
+    return [(a, row[a], b, row[b]) for i, a in enumerate(names) for b in names[i + 1:]]
+
+
+def rows_with_each_pair(r):
+    """Few rows; any two choices are together in one of them, if they can be. But not each width of refcounts with each of the others."""
+    axes = dict(AXES, bits=list(ALIKE))
+    left = dict.fromkeys((a, x, b, y) for i, (a, xs) in enumerate(axes.items()) for b, ys in list(axes.items())[i + 1:] for x in xs for y in ys
+                         if can_be({a: x, b: y}) and ("refcount" not in (a, b) or x in ("v3", "ext")))
+    rows = []
+    while left:
+        a, x, b, y = next(iter(left))
+        best, most = None, -1
+        for _ in range(12):
+            row = {n: r.choice(v) for n, v in axes.items()}
+            row.update({a: x, b: y})
+            for n, v in axes.items():
+                # What does not go with the others is left at its first, ordinary choice.
+                if n not in (a, b) and not can_be(row):
+                    row[n] = v[0]
+            new = sum(p in left for p in pairs_of(row)) if can_be(row) else -1
+            if new > most:
+                best, most = row, new
+        rows.append(best)
+        for p in pairs_of(best):
+            left.pop(p, None)
+    return rows
+
+
+class Combination:
+    """One image, in a folder of its own. Made by QEMU or weir, perhaps written to by QEMU; read and written by weir; checked by QEMU, and often
+    by weir."""
+
+    def __init__(self, s, row):
+        self.seed, self.r, self.history = s, random.Random(s), []
+        self.kind = Kind(self.r).choose(row)
+        self.folder, self.snapshots = str(s), {}
+
+    def make(self):
+        by_qemu = self.r.random() < 0.5
+        self.data = make_image(self.r, self.kind, not by_qemu)
+        if by_qemu:
+            self.history += qemu_operations(self.r, self.kind, self.kind.size)
+            qemu_img("convert", "-f", "qcow2", "-O", "raw", "d.qcow2", "model.raw")
+            with open("model.raw", "rb") as f:
+                self.data = bytearray(f.read())
+
+    def use(self, server, handle):
+        self.h, self.at_once = handle, server.at_once
+        got = b"".join(bytes(handle.pread(min(4 * MIB, len(self.data) - at), at)) for at in range(0, len(self.data), 4 * MIB))
+        check("what was there before is read: %s" % self.kind, got == self.data, self.history)
+        for _ in range(3):
+            one_batch(self.r, self.kind, self, self.data, self.history)
+
+    def look(self):
+        between_sessions(self.r, self.kind, self.data, self.snapshots, self.history)
+        if not verify(self.kind, self.data, self.snapshots, self.history, by_weir=scale() > 1 or self.r.random() < 0.3):
+            print("the combination's seed: WEIR_SEED=%d" % self.seed, flush=True)
+
+
+def in_folders(combinations, what):
+    for c in combinations:
+        os.makedirs(c.folder, exist_ok=True)
+        os.chdir(c.folder)
+        try:
+            what(c)
+        except Exception as e:
+            check("%s (seed %d)" % (c.kind, c.seed), False, "%s: %s; %s" % (type(e).__name__, e, c.history))
+        os.chdir("..")
+
+
+def every_combination():
+    first = seed()
+    r = random.Random(first)
+    rows = [dict(row, bits=r.choice(ALIKE[row["bits"]])) for row in rows_with_each_pair(r)]
+    if scale() > 1:
+        every = all_rows()
+        rows = r.sample(every, min(len(every), int(len(rows) * scale())))
+    todo = [Combination(first + i, row) for i, row in enumerate(rows)]
+    print("%d combinations" % len(todo), flush=True)
+    for at in range(0, len(todo), 16):
+        some = todo[at:at + 16]
+        in_folders(some, Combination.make)
+        server = Server(*(c.folder + "/d.qcow2,discard=unmap" for c in some))
+        for c in some:
+            server.connect(c.folder)
+            try:
+                c.use(server, server.h)
+            except Exception as e:
+                check("%s (seed %d)" % (c.kind, c.seed), False, "%s: %s; %s" % (type(e).__name__, e, c.history))
+            server.h.shutdown()
+        server.end(connected=False)
+        in_folders(some, Combination.look)
+        for c in some:
+            shutil.rmtree(c.folder)
 
 
 # --- Written by QEMU ---
@@ -378,4 +520,4 @@ def written_by_qemu():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(run_tests([written_by_weir, written_by_weir_and_killed, written_by_qemu], folders=True))
+    sys.exit(run_tests([written_by_weir, written_by_weir_and_killed, written_by_qemu, every_combination], folders=True))

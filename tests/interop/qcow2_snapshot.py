@@ -96,6 +96,32 @@ def random_snapshots():
             image.verify("%s, %s" % (options or "default", "; ".join(history)))
 
 
+def what_either_makes_the_other_applies_and_deletes():
+    for options in ("extended_l2=on,cluster_size=16k,refcount_bits=64", "compat=0.10,cluster_size=4k"):
+        qemu_img("create", "-q", "-f", "qcow2", "-o", options, "s.qcow2", "2M")
+        tools = {"qemu": lambda *a: qemu_img("snapshot", *a, "s.qcow2"), "weir": lambda *a: weir("snapshot", "-q", *a, "s.qcow2")}
+        # With a machine's state in it, which lies behind the end of the disk.
+        qemu_io("s.qcow2", "write -q -P 1 200k 1M", "write -q -z -u 512k 64k", "write -q -b -P 9 0 100k")
+        tools["qemu"]("-c", "by qemu")
+        qemu_io("s.qcow2", "write -q -P 2 900k 1M", "discard -q 200k 128k")
+        tools["weir"]("-c", "by weir")
+        qemu_io("s.qcow2", "write -q -P 3 0 2M")
+        holds = {"by qemu": ["read -P 1 200k 312k", "read -P 0 512k 64k", "read -P 1 576k 648k", "read -b -P 9 0 100k"],
+                 "by weir": ["read -P 0 512k 64k", "read -P 1 576k 324k", "read -P 2 900k 1M"]}
+        for maker, other in (("qemu", "weir"), ("weir", "qemu"), ("qemu", "weir")):
+            tools[other]("-a", "by " + maker)
+            qemu_io("s.qcow2", *holds["by " + maker])
+            clean("%s: %s applies what %s made" % (options, other, maker), "s.qcow2")
+        weir("convert", "-q", "--force", "-l", "by weir", "s.qcow2", "w.raw")
+        must("qemu-io", "-r", "-f", "raw", "-c", "read -P 2 900k 1M", "w.raw")
+        tools["weir"]("-d", "by qemu")
+        tools["qemu"]("-d", "by weir")
+        qemu_io("s.qcow2", *holds["by qemu"])
+        clean("%s: each deletes the other's" % options, "s.qcow2")
+        status, w = weir_check("s.qcow2")
+        check("%s: weir agrees" % options, status == 0, w)
+
+
 def sizes_follow_the_snapshot():
     qemu_img("create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "s.qcow2", "1M")
     qemu_io("s.qcow2", "write -P 1 0 1M")
@@ -157,4 +183,4 @@ def what_cannot_be_is_refused():
 
 if __name__ == "__main__":
     need("qemu-img", "qemu-io")
-    sys.exit(run_tests([random_snapshots, sizes_follow_the_snapshot, what_qemu_tells_weir_tells, what_cannot_be_is_refused], folders=True))
+    sys.exit(run_tests([random_snapshots, what_either_makes_the_other_applies_and_deletes, sizes_follow_the_snapshot, what_qemu_tells_weir_tells, what_cannot_be_is_refused], folders=True))

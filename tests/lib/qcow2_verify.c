@@ -2,13 +2,16 @@
 /* Whether a qcow2 image is consistent. */
 #include "lib/qcow2_verify.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/media.h"
 #include "format/qcow2/format.h"
+#include "lib/test.h"
 #include "util/err.h"
 
 struct verify {
@@ -197,4 +200,29 @@ void qcow2_verify(const struct media *m, struct qcow2_verdict *v)
 	free(x.refs);
 	free(x.counts);
 	qcow2_header_fini(&x.h);
+}
+
+void qcow2_keep(const struct media *m)
+{
+	const char *folder = getenv("WEIR_KEEP_IMAGES");
+	static unsigned kept;
+	static uint8_t buf[65536];
+	char path[4096];
+	int fd;
+
+	if (!folder)
+		return;
+	snprintf(path, sizeof(path), "%s/%06u.qcow2", folder, kept++);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	CHECK(fd >= 0 && !ftruncate(fd, (off_t)media_size(m)));
+	for (uint64_t at = 0, n; at < media_size(m); at += n) {
+		bool hole;
+
+		n = media_extent(m, at, min(media_size(m) - at, (uint64_t)sizeof(buf)), &hole);
+		if (hole)
+			continue;
+		media_read(m, at, buf, n);
+		CHECK_EQ(pwrite(fd, buf, n, (off_t)at), (ssize_t)n);
+	}
+	close(fd);
 }

@@ -18,3 +18,5 @@ struct qcow2_verdict {
 /* What the image holds: `len` bytes from its start. For images that qcow2_verify() accepts, without compressed clusters; what is unallocated is zeroes. */
 void qcow2_verify_read(const struct media *m, uint8_t *buf, uint64_t len);
 void qcow2_verify(const struct media *m, struct qcow2_verdict *v);
+/* With WEIR_KEEP_IMAGES=FOLDER in the environment: puts a copy there, "000000.qcow2" and so on, so that QEMU can have a look at it. */
+void qcow2_keep(const struct media *m);
