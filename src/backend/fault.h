@@ -66,6 +66,7 @@ struct powercut_dev_config {
 	bool discard_keeps;	/* discarded data reads as before or as zeroes, at random; limits.discard_zeroes is false */
 	bool write_through;	/* no volatile cache: stable at completion; flushes cost nothing and count nonetheless */
 	bool lazy_stamp;	/* a cut may turn the stamp back to the last open or restart: fdatasync(2) does not write mtime */
+	uint64_t stamp_step;	/* the stamp is the clock's time in steps of so many ns, as of a file system with times in whole seconds; 0: each one is new */
 	bool no_mark;		/* marks and stamps are -ENOTSUP, as on a block device */
 };
 

@@ -66,6 +66,7 @@ static void file_status(struct disk *d, void *arg)
 		json_object_set_new(obj, "journal", json_string(f->facts.journal));
 		json_object_set_new(obj, "source", json_string(f->facts.source));
 		json_object_set_new(obj, "barriers", json_boolean(!f->facts.no_barriers));
+		json_object_set_new(obj, "lazytime", json_boolean(f->facts.lazytime));
 	}
 }
 

@@ -51,7 +51,7 @@ struct file_disk {
 	bool is_device;
 	bool discard;		/* discard=unmap */
 	bool locked, excl;
-	bool shrunk_logged;
+	bool shrunk_logged, lazytime_told;
 	unsigned refused;	/* enum file_refused */
 	struct file_facts facts;
 	struct file_native *native;
@@ -132,6 +132,8 @@ int file_lock(int fd, const char *path, unsigned open_flags, enum file_locking m
 co_fn int co_file_mark_get(struct disk *d, char *buf, size_t size);
 co_fn int co_file_mark_set(struct disk *d, const char *mark, struct err *err);
 co_fn int co_file_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
+/* 0: a write from now on gives another stamp; -EAGAIN: not yet. What the clocks said before (the coarse one) and after the file was looked at. */
+int file_stamp_tells(uint64_t stamp_ns, bool fat, uint64_t before_ns, uint64_t after_ns);
 /* Whether a change at `now_ns` would change the file's times: 0, -EAGAIN (not yet), -ENOTSUP (the file system's times are too coarse to tell). */
 int file_times_tell(uint64_t mtime_ns, uint64_t ctime_ns, uint64_t now_ns);
 co_fn int co_file_identity(struct disk *d, struct disk_identity *ret);

@@ -141,6 +141,7 @@ static void find_mount(int fd, struct file_facts *f)
 			unescape_octal(source);
 			if (source[0] == '/')
 				snprintf(f->source, sizeof(f->source), "%s", source);
+			f->lazytime = has_option(options, "lazytime");
 			f->no_barriers = has_option(options, "nobarrier") || has_option(options, "barrier=0");
 		}
 		break;

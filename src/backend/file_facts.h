@@ -19,6 +19,7 @@ struct file_facts {
 	char device[64];	/* kernel name of the disk, "vda"; "" if unknown */
 	char journal[32];	/* "jbd2", "none", "log", "copy on write", "unknown"; "" for a block device */
 	bool no_barriers;	/* mounted with nobarrier or barrier=0: fsync does not reach the medium */
+	bool lazytime;		/* mounted so: times of files reach the medium as late as a day after the data */
 	enum fact write_cache;	/* the device has a volatile write cache */
 	enum fact fua;
 	enum fact rotational;

@@ -14,21 +14,24 @@
  * A mark file is two lines, "weir-mark 1" and the mark. It is replaced by rename, so that there is the old or the new one; file and directory are
  * synced before set returns.
  *
- * The stamp is the file's mtime. The kernel takes it from its coarse clock, or from the fine one if somebody has looked at it in the meantime (Linux 6.13).
- * `now` is the coarse clock, and never before the stamp: if it is later than the stamp, any later write gives another stamp. On a network file system
- * the stamp is the server's clock, and this holds only as far as the two clocks agree.
+ * The stamp is the file's mtime. The kernel takes it from its coarse clock, or from the fine one if somebody has looked at it in the meantime (Linux 6.13), and the
+ * file system keeps of it what it has room for: ext3, ext4 with inodes of 128 bytes and FAT whole seconds. -EAGAIN says that a write at this instant may be given
+ * the same. On a network file system the stamp is the server's clock, and this holds only as far as the two clocks agree. With lazytime, all times of a file may be as of a day ago
+ * after a power cut.
  */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/loop.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,6 +39,7 @@
 #include "backend/file.h"
 #include "util/bytes.h"
 #include "util/err.h"
+#include "util/log.h"
 
 #define XATTR_NAME "user.weir.mark"
 #define MARK_HEAD "weir-mark 1\n"
@@ -315,41 +319,82 @@ co_fn int co_file_mark_set(struct disk *d, const char *mark, struct err *err)
 	return rc;
 }
 
+#define SECOND_NS 1000000000u
+
 struct stamp_call {
 	int fd;
 	uint64_t stamp_ns;
+	bool fat;
 };
+
+static uint64_t ns_of(const struct timespec *t)
+{
+	return (uint64_t)t->tv_sec * SECOND_NS + (uint64_t)t->tv_nsec;
+}
 
 static int stamp_blocking(void *arg)
 {
 	struct stamp_call *c = arg;
+	struct statfs fs;
 	struct stat st;
 
 	if (fstat(c->fd, &st))
 		return -errno;
-	c->stamp_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec;
+	c->stamp_ns = ns_of(&st.st_mtim);
+	if (c->stamp_ns % SECOND_NS == 0)
+		c->fat = !fstatfs(c->fd, &fs) && fs.f_type == MSDOS_SUPER_MAGIC;
 	return 0;
+}
+
+/* What times of files on this file system are multiples of, as far as one of them tells. */
+static uint64_t step_of(uint64_t time_ns)
+{
+	uint64_t step = 1;
+
+	while (step < SECOND_NS && time_ns % (step * 10) == 0)
+		step *= 10;
+	return step;
+}
+
+int file_stamp_tells(uint64_t stamp_ns, bool fat, uint64_t before_ns, uint64_t after_ns)
+{
+	uint64_t step = step_of(stamp_ns);
+
+	/* Set to a time that has not come, or by another clock: nothing tells what a write would give. */
+	if (stamp_ns > after_ns)
+		return 0;
+	if (step == SECOND_NS && fat)
+		step = 2 * SECOND_NS;
+	return stamp_ns + step > before_ns ? -EAGAIN : 0;
+}
+
+static void tell_lazytime(struct file_disk *f)
+{
+	if (f->facts.lazytime && !f->lazytime_told)
+		log_warn("%s: its file system is mounted with lazytime: if another program writes to it, and the power is cut within a day, this goes unnoticed by a write log that has "
+			 "data for it, and such data is mixed with it; mount without, or let nobody else write to it", f->d.name);
+	f->lazytime_told = true;
 }
 
 co_fn int co_file_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns)
 {
 	struct file_disk *f = file_of(d);
 	struct stamp_call c = { .fd = f->fd };
-	struct timespec now;
+	struct timespec before, after;
 	int rc;
 
 	if (f->is_device)
 		return -ENOTSUP;
+	tell_lazytime(f);
+	clock_gettime(CLOCK_REALTIME_COARSE, &before);
 	rc = co_offload(stamp_blocking, &c);
 	if (rc)
 		return rc;
-	clock_gettime(CLOCK_REALTIME_COARSE, &now);
+	clock_gettime(CLOCK_REALTIME, &after);
 	*ret_stamp_ns = c.stamp_ns;
-	*ret_now_ns = max((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, c.stamp_ns);
-	return 0;
+	*ret_now_ns = max(ns_of(&before), c.stamp_ns);
+	return file_stamp_tells(c.stamp_ns, c.fat, ns_of(&before), ns_of(&after));
 }
-
-#define SECOND_NS 1000000000u
 
 /* --- Identity: inode number, size, mtime and ctime, which nobody can set --- */
 
@@ -358,20 +403,13 @@ struct identity_call {
 	struct stat st;
 };
 
-static uint64_t ns_of(const struct timespec *t)
-{
-	return (uint64_t)t->tv_sec * SECOND_NS + (uint64_t)t->tv_nsec;
-}
-
 int file_times_tell(uint64_t mtime_ns, uint64_t ctime_ns, uint64_t now_ns)
 {
-	uint64_t step = 1;
+	uint64_t step = step_of(ctime_ns);
 
 	/* Whole seconds (ext3, ext4 with small inodes, FAT): a clock that is set comes by one of them again. */
-	if (ctime_ns % SECOND_NS == 0)
+	if (step == SECOND_NS)
 		return -ENOTSUP;
-	while (ctime_ns % (step * 10) == 0)
-		step *= 10;
 	/* A change within this tick of the clock, or this step of the file system's times, would be given the same ones. */
 	return max(mtime_ns, ctime_ns) >= now_ns || ctime_ns + step > now_ns ? -EAGAIN : 0;
 }
@@ -390,7 +428,8 @@ co_fn int co_file_identity(struct disk *d, struct disk_identity *ret)
 	struct timespec now;
 	int rc;
 
-	if (f->is_device)
+	/* With lazytime, what changed it may leave no trace for a day. */
+	if (f->is_device || f->facts.lazytime)
 		return -ENOTSUP;
 	/* Before its times are looked at: what changes it meanwhile is not missed. */
 	clock_gettime(CLOCK_REALTIME_COARSE, &now);

@@ -140,6 +140,10 @@ static void kill_older(struct powercut_dev *dev, uint64_t seq, uint64_t off, uin
 
 static uint64_t next_stamp(struct powercut_dev *dev)
 {
+	if (dev->config.stamp_step) {
+		dev->highest_stamp = max(dev->highest_stamp, (rt_self() ? rt_wall_ns() : 0) / dev->config.stamp_step * dev->config.stamp_step);
+		return dev->highest_stamp;
+	}
 	dev->highest_stamp = max(dev->highest_stamp + 1, rt_self() ? rt_wall_ns() : 0);
 	return dev->highest_stamp;
 }
@@ -487,7 +491,7 @@ static co_fn int powercut_co_stamp(struct disk *d, uint64_t *ret_stamp_ns, uint6
 		return -ENOTSUP;
 	*ret_stamp_ns = dev->stamp;
 	*ret_now_ns = max(dev->highest_stamp + 1, rt_wall_ns());
-	return 0;
+	return dev->stamp + dev->config.stamp_step > rt_wall_ns() && dev->config.stamp_step ? -EAGAIN : 0;
 }
 
 static co_fn int powercut_co_identity(struct disk *d, struct disk_identity *ret)

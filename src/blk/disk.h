@@ -133,8 +133,8 @@ struct disk_ops {
 	int (*co_mark_get)(struct disk *d, char *buf, size_t size);
 	int (*co_mark_set)(struct disk *d, const char *mark, struct err *err);
 	/*
-	 * A stamp that changes whenever anybody writes to the image (size and mtime of a file). -ENOTSUP where there is none; -EAGAIN while this disk will
-	 * itself write something more, once requests in flight have ended: ask again later.
+	 * A stamp that changes whenever anybody writes to the image (size and mtime of a file). -ENOTSUP where there is none; -EAGAIN, with nothing else, while this
+	 * disk will itself write something more, once requests in flight have ended, and, with the stamp, if a write at this instant would leave it as it is: ask again later.
 	 */
 	int (*co_stamp)(struct disk *d, uint64_t *ret_stamp_ns, uint64_t *ret_now_ns);
 	/*

@@ -13,7 +13,8 @@
  * The generation is advanced, too, when a side of the log's mirror is dropped, so that the image tells the side that was left behind.
  *
  * Each refusal says what would be lost and names the option that overrides it. The stamp (a file's modification time) is on record whenever the
- * image rests; while weir destages, it is known to within the heartbeat, and STAMP_SLACK_NS are allowed.
+ * image rests, and only once a later write would be given another: not within the tick of the clock, or the second where a file system counts those. While weir
+ * destages, it is known to within the heartbeat, and STAMP_SLACK_NS are allowed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -285,7 +286,11 @@ static co_fn int co_check_dirty(struct wlog_volume *v, struct disk *image, const
 			return changed(image, what, err);
 		return 0;
 	}
-	if (co_disk_stamp(image, &stamp, &now) < 0 || rec->stamp == 0)
+	/* Also one that would be the same for a write at this instant: it may be that of a write a moment ago. */
+	stamp = 0;
+	int r = co_disk_stamp(image, &stamp, &now);
+
+	if ((r < 0 && r != -EAGAIN) || rec->stamp == 0)
 		return 0;
 	uint64_t latest = rec->flags & WL_VOL_FLAG_DESTAGING ? rec->stamp_wall + STAMP_SLACK_NS : rec->stamp;
 

@@ -24,7 +24,8 @@
 #include "wlog/internal.h"
 
 #define TRIM_NS 2000000000ull	/* memory of runs that was not needed for so long goes back */
-#define END_RETRY_NS 10000000ull
+#define END_RETRY_NS 10000000ull	/* longer than a tick of the kernel's clock */
+#define END_WAIT_NS 700000000ull	/* for the end of a second: the process is to end within one */
 #define ORDERED_RECORDS 2048u	/* of one round */
 #define JOINED_RECORDS 1024u	/* of epochs that go in one write */
 
@@ -42,14 +43,26 @@ static co_fn int co_begin(struct wlog_volume *v)
 	return v->has_stamp ? co_wl_checkpoint(v->w) : 0;
 }
 
-/* The image rests: its stamp counts again. If it cannot be had yet, v->destaging stays, and co_rest() comes back for it. */
-static co_fn int co_end(struct wlog_volume *v)
+/*
+ * The image rests: its stamp counts again. If it cannot be had yet, or would be the same for who writes now, v->destaging stays, and co_rest() comes back for it.
+ * With `settle`, one that is there is taken as it is.
+ */
+static co_fn int co_end(struct wlog_volume *v, bool settle)
 {
 	struct wl_volrec *rec = &v->w->sb.vol[v->slot];
-	int r = v->destaging && v->has_stamp ? co_disk_stamp(v->disk.file, &rec->stamp, &rec->stamp_wall) : 0;
+	uint64_t stamp = 0, wall = 0;
+	int r = 0;
 
-	if (r < 0 || !v->destaging)
+	if (!v->destaging)
+		return 0;
+	if (v->has_stamp)
+		r = co_disk_stamp(v->disk.file, &stamp, &wall);
+	if (r < 0 && !(settle && r == -EAGAIN && stamp))
 		return r;
+	if (v->has_stamp) {
+		rec->stamp = stamp;
+		rec->stamp_wall = wall;
+	}
 	v->destaging = false;
 	v->w->sb_dirty = true;
 	return 0;
@@ -344,7 +357,10 @@ co_fn void co_wl_destager(void *arg)
 
 	while (!v->stop) {
 		if (!is_due(v, &at)) {
-			co_end(v);
+			if (co_end(v, false) == -EAGAIN && !v->stop) {
+				co_sleep_ns(END_RETRY_NS);
+				co_end(v, false);
+			}
 			co_queue_wake_all(&v->destage_done);
 			if (v->stop)
 				break;
@@ -377,7 +393,9 @@ co_fn void co_wl_destager(void *arg)
 			co_wl_pace(v);
 	}
 	/* What is still in flight below (read-ahead of a cache) ends before the image can be closed. */
-	while (co_end(v) == -EAGAIN)
+	uint64_t until = rt_now_ns() + END_WAIT_NS;
+
+	while (co_end(v, rt_now_ns() >= until) == -EAGAIN)
 		co_sleep_ns(END_RETRY_NS);
 	v->running = false;
 	co_queue_wake_all(&v->destage_done);

@@ -458,15 +458,18 @@ static co_fn void co_marks_are_kept_or_refused(struct conform *c)
 static co_fn void co_the_stamp_changes_with_a_write(struct conform *c)
 {
 	uint64_t before, after, now;
-	int ret = co_disk_stamp(c->d, &before, &now);
+	int ret;
 
+	/* Not yet, where a write within the same tick of the clock would be given the same. */
+	while ((ret = co_disk_stamp(c->d, &before, &now)) == -EAGAIN)
+		co_sleep_ns(2000000);
 	if (ret == -ENOTSUP)
 		return;
 	CHECK_EQ(ret, 0);
-	/* A file system's clock may tick as slowly as 10 ms. */
-	co_sleep_ns(20000000);
 	co_write_random(c, 4096, 512, DISK_FUA);
-	CHECK_EQ(co_disk_stamp(c->d, &after, &now), 0);
+	while ((ret = co_disk_stamp(c->d, &after, &now)) == -EAGAIN)
+		co_sleep_ns(2000000);
+	CHECK_EQ(ret, 0);
 	CHECK(after != before);
 }
 

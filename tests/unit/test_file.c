@@ -569,6 +569,18 @@ static co_fn void co_a_mark_file_is_read_where_there_is_no_attribute(void)
 	co_disk_close(d);
 }
 
+/* The stamp, once a write would change it. */
+static co_fn uint64_t co_stamp_of(struct disk *d, uint64_t *ret_now)
+{
+	uint64_t stamp = 0;
+	int ret;
+
+	while ((ret = co_disk_stamp(d, &stamp, ret_now)) == -EAGAIN)
+		co_sleep_ns(2000000);
+	CHECK_EQ(ret, 0);
+	return stamp;
+}
+
 static co_fn void co_a_write_by_anybody_changes_the_stamp(void)
 {
 	uint64_t before, after, now;
@@ -578,20 +590,40 @@ static co_fn void co_a_write_by_anybody_changes_the_stamp(void)
 
 	strcpy(path, make_file("stamp", 4096));
 	d = co_open(DISK_OPEN_RDWR, "%s", path);
-	CHECK_EQ(co_disk_stamp(d, &before, &now), 0);
-	CHECK(before <= now);
-	/* The clock of the file system has steps. */
-	do {
-		co_sleep_ns(2000000);
-		CHECK_EQ(co_disk_stamp(d, &after, &now), 0);
-	} while (now <= before + 10000000);
-	CHECK_EQ(after, before);
-	fd = open(path, O_WRONLY | O_CLOEXEC);
-	CHECK_EQ(pwrite(fd, &byte, 1, 0), 1);
-	close(fd);
-	CHECK_EQ(co_disk_stamp(d, &after, &now), 0);
-	CHECK(after > before && after <= now);
+	for (unsigned i = 0; i < 3; i++) {
+		before = co_stamp_of(d, &now);
+		CHECK(before <= now);
+		fd = open(path, O_WRONLY | O_CLOEXEC);
+		CHECK_EQ(pwrite(fd, &byte, 1, 0), 1);
+		close(fd);
+		/* It is there also while it may be that of a later write, too. */
+		CHECK(co_disk_stamp(d, &after, &now) != -ENOTSUP);
+		CHECK(after > before && after <= now);
+	}
 	co_disk_close(d);
+}
+
+/* Times in steps: 1 ns, 100 ns, 10 ms, whole seconds, and every other second. */
+static co_fn void co_a_stamp_counts_only_if_a_write_now_would_be_given_another(void)
+{
+	const uint64_t second = 1000000000;
+	const struct {
+		uint64_t step, time;
+		bool fat;
+	} fs[] = { { 1, 1790000000123456789 }, { 100, 1790000000123456700 }, { 10000000, 1790000000120000000 }, { second, 1790000001 * second },
+		   { 2 * second, 1790000002 * second, true } };
+
+	for (size_t i = 0; i < ARRAY_SIZE(fs); i++) {
+		for (uint64_t now = fs[i].time; now < fs[i].time + 2 * fs[i].step; now += max(fs[i].step / 50, (uint64_t)1)) {
+			bool would_be_the_same = now / fs[i].step * fs[i].step == fs[i].time;
+
+			CHECK_EQ(file_stamp_tells(fs[i].time, fs[i].fat, now, now + 5), would_be_the_same ? -EAGAIN : 0);
+		}
+		/* Written between the looks at the clocks, the first of which is coarse. */
+		CHECK_EQ(file_stamp_tells(fs[i].time, fs[i].fat, fs[i].time - 3, fs[i].time), -EAGAIN);
+		/* Set to a time that has not come yet: it is not waited for. */
+		CHECK_EQ(file_stamp_tells(fs[i].time, fs[i].fat, fs[i].time - 3, fs[i].time - 2), 0);
+	}
 }
 
 /* --- What is no disk --- */
@@ -599,16 +631,17 @@ static co_fn void co_a_write_by_anybody_changes_the_stamp(void)
 /* The write log takes a later stamp for somebody else's write: all that is not one must leave it alone. */
 static co_fn void co_what_is_no_write_leaves_the_stamp(void)
 {
-	uint64_t before, after, now;
+	uint64_t before = 0, after, now;
 	char path[128], buf[4096];
 	struct disk *d;
 
 	strcpy(path, make_file("no-write", 1 << 20));
 	for (unsigned round = 0; round < 3; round++) {
 		d = co_open(DISK_OPEN_RDWR, "%s", path);
-		CHECK_EQ(co_disk_stamp(d, round ? &after : &before, &now), 0);
-		if (round)
-			CHECK_EQ(after, before);
+		after = co_stamp_of(d, &now);
+		if (!round)
+			before = after;
+		CHECK_EQ(after, before);
 		CHECK_EQ(co_disk_read(d, 0, buf, sizeof(buf), 0), 0);
 		CHECK_EQ(co_disk_flush(d), 0);
 		CHECK_EQ(co_disk_mark_set(d, round % 2 ? "" : "a mark", NULL), 0);
@@ -710,6 +743,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_mark_file_is_read_where_there_is_no_attribute);
 	RUN(co_a_write_by_anybody_changes_the_stamp);
 	RUN(co_what_is_no_write_leaves_the_stamp);
+	RUN(co_a_stamp_counts_only_if_a_write_now_would_be_given_another);
 	RUN(co_an_identity_counts_only_if_a_write_now_would_change_it);
 	RUN(co_what_is_no_disk_is_refused_in_one_line);
 	RUN(co_a_read_only_file_opens_to_read);

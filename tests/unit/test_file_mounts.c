@@ -213,7 +213,7 @@ static co_fn void co_check_facts(const char *disk, const char *dev, const char *
 	CHECK_STR(json_string_value(json_object_get(s, "journal")), journal);
 	CHECK_STR(json_string_value(json_object_get(s, "source")), dev);
 	CHECK_STR(json_string_value(json_object_get(s, "device")), dev + strlen("/dev/"));
-	CHECK(json_is_true(json_object_get(s, "barriers")));
+	CHECK(json_is_true(json_object_get(s, "barriers")) && json_is_false(json_object_get(s, "lazytime")));
 	CHECK(json_is_true(json_object_get(s, "write_cache")));
 	CHECK(json_is_false(json_object_get(s, "fua")));
 	CHECK_EQ(json_integer_value(json_object_get(s, "logical_block")), 512);
@@ -380,8 +380,25 @@ static co_fn void co_an_error_of_write_back_is_not_forgotten_whoever_meets_it(vo
 	}
 }
 
-static co_fn void co_a_mount_without_barriers_is_noticed(void)
+/* Of a file system with times in whole seconds: a stamp that a write would be given, too, is not taken for one that tells. */
+static co_fn void co_check_coarse_stamp(struct disk *d)
 {
+	uint64_t stamp, after, now;
+	int ret;
+
+	CHECK_EQ(co_disk_write(d, 0, buf, 4096, DISK_FUA), 0);
+	while ((ret = co_disk_stamp(d, &stamp, &now)) == -EAGAIN)
+		co_sleep_ns(20000000);
+	CHECK_EQ(ret, 0);
+	CHECK_EQ(stamp % 1000000000, 0);
+	CHECK_EQ(co_disk_write(d, 0, buf, 4096, DISK_FUA), 0);
+	CHECK(co_disk_stamp(d, &after, &now) != -ENOTSUP);
+	CHECK(after > stamp);
+}
+
+static co_fn void co_a_mount_without_barriers_or_with_late_times_is_noticed(void)
+{
+	struct disk_identity id;
 	char text[500], dev[64];
 	struct disk *d;
 	json_t *s;
@@ -389,19 +406,22 @@ static co_fn void co_a_mount_without_barriers_is_noticed(void)
 
 	make_file(in("fs.img", ""), 0);
 	make_file(in("fs.img", ""), 16 * MIB);
-	snprintf(text, sizeof(text), "mkfs.ext4 -q -F %s 2>/dev/null", in("fs.img", ""));
+	snprintf(text, sizeof(text), "mkfs.ext4 -q -F -I 128 %s >/dev/null 2>&1", in("fs.img", ""));
 	if (system(text)) {
 		printf("left out: mkfs.ext4 is not installed\n");
 		return;
 	}
 	fd = loop_attach(in("fs.img", ""), 512, dev, sizeof(dev));
 	CHECK(fd >= 0);
-	mount_new("fs", "ext4", dev, "barrier=0");
+	mount_new("fs", "ext4", dev, "barrier=0,lazytime");
 	make_file(in("fs", "/disk"), MIB);
-	d = co_open(in("fs", "/disk"), 0);
+	d = co_open(in("fs", "/disk"), DISK_OPEN_RDWR);
 	s = disk_status(d);
 	CHECK(json_is_false(json_object_get(s, "barriers")));
+	CHECK(json_is_true(json_object_get(s, "lazytime")));
 	json_decref(s);
+	CHECK_EQ(co_disk_identity(d, &id), -ENOTSUP);
+	co_check_coarse_stamp(d);
 	co_disk_close(d);
 	CHECK_EQ(umount(in("fs", "")), 0);
 	close(fd);
@@ -605,7 +625,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_a_full_file_system_fails_the_write_and_nothing_else);
 	RUN(co_a_full_ext4_fails_the_write_and_nothing_else);
 	RUN(co_each_stable_write_and_flush_reaches_the_device);
-	RUN(co_a_mount_without_barriers_is_noticed);
+	RUN(co_a_mount_without_barriers_or_with_late_times_is_noticed);
 	RUN(co_a_failed_flush_is_never_followed_by_a_good_one);
 	RUN(co_an_error_of_write_back_is_not_forgotten_whoever_meets_it);
 	RUN(co_a_flush_to_a_file_system_that_gave_up_fails);

@@ -134,6 +134,45 @@ static void an_image_that_changed_since_is_refused(void)
 	env_run(&quiet, co_stamp);
 }
 
+/*
+ * The file system has times in whole seconds, and somebody writes to the image right behind our end, within the second in which it was last written: by a log that
+ * has only just taken it (0), that has just written to it (1), or that did so some time ago (2).
+ */
+static co_fn void co_coarse(struct env *e)
+{
+	uint8_t data[512] = { 7 };
+
+	for (unsigned how = 0; how < 3; how++) {
+		env_fini(e);
+		env_init(e, &(struct env_config){ .log = { .no_destage = true }, .image_dev = { .stamp_step = SEC } });
+		co_sleep_ns(SEC - rt_wall_ns() % SEC + 500 * MS);	/* the end of the second is not far, nor near */
+		touch(e);
+		co_env_start(e, 1, NULL);
+		if (how >= 1) {
+			co_put(e, 0, 50, 8, 3);
+			CHECK_EQ(co_wlog_drain(e->w, NULL, NULL, NULL), 0);
+		}
+		if (how == 2)
+			co_sleep_ns(5 * SEC);
+		co_put(e, 0, 0, 8, 1);
+		co_flush(e, 0);
+		CHECK_EQ(co_env_close(e), 0);
+		/* Nobody else: it is taken at once. */
+		co_env_open(e);
+		co_env_attach(e, 0, NULL);
+		CHECK_EQ(co_env_close(e), 0);
+		powercut_dev_poke(e->image[0], 1 << 20, data, sizeof(data), true);
+		co_env_open(e);
+		EXPECT_REFUSED(e, co_env_try_attach(e, 0, NULL), -ESTALE, "changed by something else");
+		CHECK_EQ(co_env_close(e), 0);
+	}
+}
+
+static void an_image_that_changed_within_the_same_second_is_refused(void)
+{
+	env_run(NULL, co_coarse);
+}
+
 static co_fn void co_two_names(struct env *e)
 {
 	co_env_start(e, 1, NULL);
@@ -534,6 +573,7 @@ int main(int argc, char **argv)
 	TEST(an_old_copy_of_a_log_is_refused);
 	TEST(an_image_that_was_replaced_is_refused);
 	TEST(an_image_that_changed_since_is_refused);
+	TEST(an_image_that_changed_within_the_same_second_is_refused);
 	TEST(two_names_for_one_image_and_two_images_of_one_name_are_refused);
 	TEST(a_volume_cannot_take_another_ones_name);
 	TEST(a_log_that_cannot_be_understood_is_not_formatted_over);
