@@ -98,22 +98,6 @@ int map_nbd_attach(const struct map_nbd *n, char device[32], struct err *err)
 	return ret;
 }
 
-/* The kernel does not say whether it had use for the connection. */
-static int check_alive(const char *device, uint32_t block_size, struct err *err)
-{
-	void *buf = NULL;
-	int fd = open(device, O_RDONLY | O_CLOEXEC | O_DIRECT), ret = fd < 0 ? -errno : -posix_memalign(&buf, 4096, block_size);
-
-	if (!ret && pread(fd, buf, block_size, 0) != (ssize_t)block_size)
-		ret = errno ? -errno : -EIO;
-	if (ret < 0)
-		err_errno(err, ret, "%s: does not work with its new server", device);
-	free(buf);
-	if (fd >= 0)
-		close(fd);
-	return ret;
-}
-
 int map_nbd_attach_again(const struct map_nbd *n, const struct mapping *m, struct err *err)
 {
 	char backend[NBD_BACKEND_MAX];
@@ -130,7 +114,7 @@ int map_nbd_attach_again(const struct map_nbd *n, const struct mapping *m, struc
 	if (!ret)
 		ret = nbd_device_reconnect(m->index, &c, err);
 	close(c.fd);
-	return ret < 0 ? ret : check_alive(m->device, n->block_size, err);
+	return ret < 0 ? ret : nbd_device_check_alive(m->device, n->block_size, err);
 }
 
 /* Is it unused, and is all written? */

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/genetlink.h>
 #include <linux/nbd-netlink.h>
 #include <linux/netlink.h>
@@ -252,6 +253,25 @@ int nbd_device_reconnect(unsigned index, const struct nbd_device_config *c, stru
 	ret = run(&m, NULL);
 	snprintf(what, sizeof(what), "/dev/nbd%u: cannot be connected again", index);
 	return ret < 0 ? explain(err, ret, what) : 0;
+}
+
+int nbd_device_check_alive(const char *device, size_t block_size, struct err *err)
+{
+	void *buf = NULL;
+	int fd = open(device, O_RDONLY | O_CLOEXEC | O_DIRECT), ret = fd < 0 ? -errno : -posix_memalign(&buf, 4096, block_size);
+
+	if (!ret) {
+		ssize_t n = pread(fd, buf, block_size, 0);
+
+		/* One that comes short says nothing in errno. */
+		ret = n < 0 ? -errno : (size_t)n == block_size ? 0 : -EIO;
+	}
+	if (ret < 0)
+		err_errno(err, ret, "%s: does not work with its new server", device);
+	free(buf);
+	if (fd >= 0)
+		close(fd);
+	return ret;
 }
 
 int nbd_device_resize(unsigned index, const char *backend, uint64_t size, struct err *err)

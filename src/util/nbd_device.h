@@ -29,6 +29,8 @@ bool nbd_device_possible(void);
 int nbd_device_connect(const struct nbd_device_config *c, unsigned *ret_index, struct err *err);
 /* Gives a device whose connection is lost another one. What was sent and not answered is sent again, by the kernel's clock within half a minute. */
 int nbd_device_reconnect(unsigned index, const struct nbd_device_config *c, struct err *err);
+/* Reads the first block past the page cache: the kernel does not say whether it had use for a connection. All of it, or an error. */
+int nbd_device_check_alive(const char *device, size_t block_size, struct err *err);
 int nbd_device_resize(unsigned index, const char *backend, uint64_t size, struct err *err);
 /* Whatever it had to do fails. It is free when the last who has it open goes. */
 int nbd_device_disconnect(unsigned index, struct err *err);

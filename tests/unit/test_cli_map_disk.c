@@ -7,6 +7,7 @@
 #include "cli/map_disk.h"
 #include "lib/test.h"
 #include "util/err.h"
+#include "util/nbd_device.h"
 
 static char folder[] = "/tmp/weir-map-disk-XXXXXX";
 static struct err err;
@@ -131,6 +132,34 @@ static void what_was_in_memory_or_is_not_known_is_not_the_same(void)
 	CHECK(strstr(err.msg, "does not say which that is"));
 }
 
+/* A file stands for the device. */
+static void a_device_that_is_taken_on_again_gives_a_whole_block_or_is_refused(void)
+{
+	static const char block[8192];
+	int fd = open("device", O_CREAT | O_RDWR, 0600);
+
+	CHECK(fd >= 0 && write(fd, block, sizeof(block)) == sizeof(block));
+	err_clear(&err);
+	CHECK_EQ(nbd_device_check_alive("device", 4096, &err), 0);
+	for (off_t size = 0; size <= 1024; size += 512) {
+		CHECK_EQ(ftruncate(fd, size), 0);
+		err_clear(&err);
+		errno = 0;
+		CHECK_EQ(nbd_device_check_alive("device", 4096, &err), -EIO);
+		CHECK(strstr(err.msg, "device: does not work"));
+		/* Whatever failed before. */
+		errno = EAGAIN;
+		CHECK_EQ(nbd_device_check_alive("device", 4096, NULL), -EIO);
+	}
+	if (!TEST_SANITIZED) {
+		err_clear(&err);
+		CHECK_EQ(nbd_device_check_alive("device", SIZE_MAX / 2, &err), -ENOMEM);
+	}
+	err_clear(&err);
+	CHECK_EQ(nbd_device_check_alive("nowhere", 4096, &err), -ENOENT);
+	close(fd);
+}
+
 int main(void)
 {
 	char command[64];
@@ -147,6 +176,7 @@ int main(void)
 	RUN(a_file_that_has_taken_the_place_is_another);
 	RUN(other_blocks_are_another);
 	RUN(what_was_in_memory_or_is_not_known_is_not_the_same);
+	RUN(a_device_that_is_taken_on_again_gives_a_whole_block_or_is_refused);
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	return system(command) != 0;
 }
