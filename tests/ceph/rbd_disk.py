@@ -260,8 +260,7 @@ def what_cannot_be_opened_is_said_with_the_way_out():
             ("rbd:rbd/plain,conf=/nonexistent", "say which it is with conf=FILE"), ("rbd:rbd/plain,colour=red" + conf, "unknown option \"colour\""),
             ("rbd:rbd/plain,rbd_cache=perhaps" + conf, "does not take rbd_cache=perhaps"), ("rbd:rbd/plain,error-after=soon" + conf, "error-after"),
             ("rbd:rbd/unlocked" + conf, "rbd feature enable rbd/unlocked exclusive-lock"),
-            ("rbd:rbd/plain,id=nobody" + conf, "does not let client.nobody in"), ("rbd:rbd/plain,id=vm,keyring=/nonexistent" + conf, "keyring=FILE"),
-            (c.disk("plain", user="reader"), "osd 'profile rbd pool=...'")):
+            ("rbd:rbd/plain,id=nobody" + conf, "does not let client.nobody in")):
         error = open_error(disk, "read-only" if "@none" in disk else "")
         require(says in error, "%s: %s" % (disk, error))
     require("belongs on a fast device" in open_error(c.disk("plain"), "log"), "a log in the cluster")
