@@ -284,7 +284,13 @@ def what_is_printed_can_be_read():
     check("convert tells what it did", c["data-bytes"] + c["zero-bytes"] == 3 * MIB, c)
     p = image("convert", "-p", "s.raw", "u.raw")
     check("the progress ends with 100", p.stderr.rstrip().endswith("100.0 %"), p.stderr)
-    works("create", "-q", "x.qcow2", "1M")
+    made = json.loads(works("create", "--json", "-o", "cluster_size=512,preallocation=metadata", "x.qcow2", "1M"))
+    check("create tells what it made", made == {"filename": "x.qcow2", "format": "qcow2", "virtual-size": MIB}, made)
+    sized = json.loads(works("resize", "--json", "x.qcow2", "2M"))
+    check("resize tells both sizes", (sized["virtual-size"], sized["former-size"]) == (2 * MIB, MIB), sized)
+    for repair in ("none", "leaks"):
+        shown = [float(x.split()[-2]) for x in image("check", "-p", "--repair=" + repair, "x.qcow2").stderr.split("\r") if "%" in x]
+        check("the progress of a check with --repair=%s grows, and ends with 100" % repair, shown == sorted(shown) and shown[-1:] == [100], shown)
     for verb in ("info", "check", "snapshot"):
         works(verb, "x.qcow2,backing=allow")
     p = image("convert", "-q", "s.raw", "v.raw")

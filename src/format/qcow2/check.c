@@ -55,7 +55,7 @@ struct state {
 	struct qcow2_check *c;
 	struct doubts *doubts;
 	struct qcow2_count count;
-	uint64_t windows;
+	uint64_t windows, walk;	/* walk: two for each window */
 	uint8_t *marks;		/* windows that something refers to */
 	bool first;		/* the window that tells about entries */
 	bool incomplete;	/* damage that stays: leaks may be none */
@@ -394,9 +394,18 @@ static bool flags_of_l2(struct qcow2_walk *w, const struct qcow2_ref *table, uin
 
 /* --- All of it --- */
 
+/* Of a walk, as a part of all that is done. */
+static void on_walked(void *arg, uint64_t done, uint64_t total)
+{
+	const struct state *s = arg;
+	uint64_t walks = 2 * s->windows, here = total ? done * 1000 / total : 1000;
+
+	s->c->progress(s->c->progress_arg, (s->c->pass * walks + s->walk) * 1000 + here, s->c->passes * walks * 1000);
+}
+
 static struct qcow2_walk make_walk(struct state *s)
 {
-	return (struct qcow2_walk){ .img = s->img, .arg = s, .progress = s->c->progress, .progress_arg = s->c->progress_arg, .stop = s->c->stop };
+	return (struct qcow2_walk){ .img = s->img, .arg = s, .progress = s->c->progress ? on_walked : NULL, .progress_arg = s, .stop = s->c->stop };
 }
 
 static co_fn int co_look_at_window(struct state *s, uint64_t index, struct err *err)
@@ -409,6 +418,7 @@ static co_fn int co_look_at_window(struct state *s, uint64_t index, struct err *
 	if (rc)
 		return err_errno(err, rc, "%s", s->img->name);
 	s->first = !index;
+	s->walk = 2 * index;
 	w.ref = on_ref;
 	w.bad = on_bad;
 	w.l2 = on_l2;
@@ -419,6 +429,7 @@ static co_fn int co_look_at_window(struct state *s, uint64_t index, struct err *
 		rc = co_compare(s, err);
 	if (!rc) {
 		fixed = s->c->damage_fixed;
+		s->walk++;
 		w = make_walk(s);
 		w.active_only = true;
 		w.l1 = flags_of_l1;
@@ -527,7 +538,7 @@ static co_fn int co_check_once(struct qcow2_img *img, struct qcow2_check *c, str
 static co_fn int co_look_again(struct qcow2_img *img, const struct qcow2_check *c, enum qcow2_repair repair, struct qcow2_check *ret, struct doubts *doubts,
 			       bool *rebuild, struct err *err)
 {
-	*ret = (struct qcow2_check){ .repair = repair, .progress = c->progress, .progress_arg = c->progress_arg,
+	*ret = (struct qcow2_check){ .repair = repair, .progress = c->progress, .progress_arg = c->progress_arg, .pass = c->pass, .passes = c->passes,
 				      .stop = c->stop };
 	return co_check_once(img, ret, doubts, rebuild, err);
 }
@@ -541,8 +552,12 @@ static co_fn int co_check(struct qcow2_img *img, struct qcow2_check *c, struct d
 
 	c->leaks = c->damage = c->leaks_fixed = c->damage_fixed = 0;
 	c->allocated = c->compressed = c->fragmented = c->image_end = 0;
-	if (c->repair != QCOW2_REPAIR_NONE)
+	c->pass = 0;
+	c->passes = c->repair == QCOW2_REPAIR_NONE ? 1 : 3;
+	if (c->repair != QCOW2_REPAIR_NONE) {
 		rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, doubts, &rebuild, err);
+		c->pass++;
+	}
 	/* Of one window all is known before the first refcount is written. */
 	if (c->repair == QCOW2_REPAIR_ALL && img->end >> img->h.geo.cluster_bits <= qcow2_check_window)
 		rebuild = false;
@@ -552,6 +567,7 @@ static co_fn int co_check(struct qcow2_img *img, struct qcow2_check *c, struct d
 		rc = co_check_once(img, c, doubts, &rebuild, err);
 	if (rc || c->repair == QCOW2_REPAIR_NONE)
 		return rc;
+	c->pass++;
 	rc = co_look_again(img, c, QCOW2_REPAIR_NONE, &again, doubts, &ignored, err);
 	/* What was shared with a table that is elsewhere now is not shared any more, and the like. */
 	for (int i = 0; i < 2 && !rc && c->repair == QCOW2_REPAIR_ALL && again.leaks + again.damage; i++) {
@@ -582,6 +598,8 @@ co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct er
 	struct doubts *doubts = calloc(1, sizeof(*doubts));
 	int rc = doubts ? co_check(img, c, doubts, err) : err_errno(err, -ENOMEM, "%s", img->name);
 
+	if (!rc && c->progress)
+		c->progress(c->progress_arg, 1, 1);
 	free(doubts);
 	return rc;
 }

@@ -239,6 +239,8 @@ struct qcow2_check {
 	uint64_t leaks_fixed, damage_fixed;
 	uint64_t total, allocated, compressed, fragmented;	/* guest clusters */
 	uint64_t image_end;		/* bytes up to the last cluster in use */
+	/* the check's own: a repair goes over the image three times */
+	unsigned pass, passes;
 };
 /* Fails only if the check could not be completed. */
 co_fn int co_qcow2_check(struct qcow2_img *img, struct qcow2_check *c, struct err *err);
