@@ -124,27 +124,27 @@ def read_until_it_hits(s, name, size, limit):
         if now["evicted"] == before["evicted"] and now["misses"] == before["misses"]:
             h.shutdown()
             return sizes
-        time.sleep(0.2)
+        time.sleep(0.4)
     raise AssertionError("%s: %d bytes never are in memory: %s, %s" % (name, size, now, sizes))
 
 
 def an_idle_reactor_lends_its_cache_and_gets_it_back():
-    limit = 24 << 20
+    limit = 16 << 20
     with server("--name", "a", "--name", "b", "mem:16M", "mem:16M", more=("--cache-size", str(limit))) as s:
         piece = os.urandom(1 << 20)
         for name in "ab":
             h = connect(s, name)
-            for off in range(0, 16 << 20, 1 << 20):
+            for off in range(0, 9 << 20, 1 << 20):
                 h.pwrite(piece, off)
             h.shutdown()
         equal(cache_sizes(s, limit), [limit // 2] * 2, "each has its part")
-        sizes = read_until_it_hits(s, "a", 15 << 20, limit)
-        check(sizes[0] > 15 << 20 and sizes[1] < limit // 2, "lent: %s" % sizes)
-        sizes = read_until_it_hits(s, "b", 9 << 20, limit)
-        check(sizes[1] > 9 << 20, "given back: %s" % sizes)
-        s.control.result("cache-size", size="16M")
-        check(sum(cache_sizes(s, 16 << 20)) <= 16 << 20, "made smaller")
-        check(not s.control.ask("cache-size", size="25M")["ok"], "more than it was started with")
+        sizes = read_until_it_hits(s, "a", 9 << 20, limit)
+        check(sizes[0] > 9 << 20 and sizes[1] < limit // 2, "lent: %s" % sizes)
+        sizes = read_until_it_hits(s, "b", 5 << 20, limit)
+        check(sizes[1] > 5 << 20, "given back: %s" % sizes)
+        s.control.result("cache-size", size="12M")
+        cache_sizes(s, 12 << 20)
+        check(not s.control.ask("cache-size", size="17M")["ok"], "more than it was started with")
         s.control.result("cache-size", size=limit)
         cache_sizes(s, limit)
 

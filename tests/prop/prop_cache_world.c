@@ -740,7 +740,7 @@ static void run_world(struct world *w)
 
 int main(void)
 {
-	uint64_t seed = test_seed(), worlds = test_scale(12);
+	uint64_t seed = test_seed(), worlds = test_scale(8);
 	struct world all = { 0 };
 
 	for (uint64_t i = 0; i < worlds; i++) {

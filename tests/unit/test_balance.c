@@ -104,7 +104,7 @@ static void whatever_happens_no_more_is_given_than_there_is(void)
 	uint64_t moves = 0;
 
 	rng_seed(&r, test_seed());
-	for (unsigned round = 0; round < test_scale(200); round++) {
+	for (unsigned round = 0; round < test_scale(100); round++) {
 		struct balance b = { .n = 1 + rng_below(&r, BALANCE_PARTS) };
 
 		for (unsigned step = 0; step < 100; step++) {
@@ -127,7 +127,7 @@ static void whatever_happens_no_more_is_given_than_there_is(void)
 		moves += b.moves;
 	}
 	printf("  %" PRIu64 " moves\n", moves);
-	CHECK(moves > test_scale(200));
+	CHECK(moves > test_scale(100));
 }
 
 /* --- With caches, in virtual time --- */

@@ -494,13 +494,13 @@ static co_fn void co_lent(void *arg)
 	CHECK(fixed == c->fixed && fixed - own->fixed < (32 << 20) / 40 && fixed < large->fixed / 3);
 	CHECK_EQ(cache_check_size(c, 2 << 20, &err), -EINVAL);
 	err_clear(&err);
-	d = co_cached(c, "mem:64M");
-	co_fill(d, 16 << 20);
+	d = co_cached(c, "mem:8M");
+	co_fill(d, 6 << 20);
 	co_use_all(c, d);
 	printf("  index of 1 MiB: %u KiB counted, %u resident, of %u\n", (unsigned)(c->fixed >> 10), (unsigned)(resident_of(c->index, c->index_bytes) >> 10),
 	       (unsigned)(c->index_bytes >> 10));
 	CHECK(TEST_SANITIZED || resident_of(c->index, c->index_bytes) <= c->fixed);
-	CHECK_EQ(co_cache_resize(c, 4 << 20, &err), 0);
+	CHECK_EQ(co_cache_resize(c, 2 << 20, &err), 0);
 	CHECK(c->fixed > fixed);
 	co_use_all(c, d);
 	CHECK(TEST_SANITIZED || resident_of(c->index, c->index_bytes) <= c->fixed);
