@@ -34,8 +34,16 @@ void cli_usage(const char *verb, const char *fmt, ...)
 
 int cli_fail(const char *verb, const struct err *err)
 {
+	char msg[sizeof(err->msg)] = "failed";
+
+	if (err->code)
+		memcpy(msg, err->msg, sizeof(msg));
+	/* It may have words of a server or an image in it: none of them writes a second line or an escape sequence. */
+	for (char *p = msg; *p; p++)
+		if ((unsigned char)*p < ' ' || *p == 0x7f)
+			*p = '?';
 	fflush(stdout);
-	fprintf(stderr, "weir %s: %s\n", verb, err->code ? err->msg : "failed");
+	fprintf(stderr, "weir %s: %s\n", verb, msg);
 	return 1;
 }
 

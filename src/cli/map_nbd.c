@@ -26,6 +26,7 @@
 #include "util/nbd_device.h"
 #include "util/nbd_proto.h"
 
+#define DIAL_MS 10000
 #define GONE_TRIES 1000
 #define GONE_NS 5000000
 
@@ -69,7 +70,7 @@ static int prepare(const struct map_nbd *n, struct nbd_device_config *c, char ba
 	int ret = backend_name(n, backend, err);
 
 	if (!ret)
-		ret = nbd_dial(n->socket, n->volume, &d, err);
+		ret = nbd_dial(n->socket, n->volume, DIAL_MS, &d, err);
 	if (ret < 0)
 		return ret;
 	if (d.min_block > n->block_size) {

@@ -13,5 +13,8 @@ struct nbd_dialled {
 	uint16_t flags;
 };
 
-/* Asks for the export, with simple replies. Waits a while for a server that does not answer, and believes nothing. 0 or -errno. */
-int nbd_dial(const char *path, const char *export, struct nbd_dialled *ret, struct err *err);
+/*
+ * Asks for the export, with simple replies. Believes nothing, and waits `patience_ms` for all of it, however slowly the server talks. 0, or -errno with a message,
+ * which may have words of the server in it.
+ */
+int nbd_dial(const char *path, const char *export, unsigned patience_ms, struct nbd_dialled *ret, struct err *err);
