@@ -15,11 +15,11 @@
 #include "util/access.h"
 #include "util/err.h"
 
-#define ORPHAN_TURNS 200u	/* of 10 ms */
+#define ORPHAN_TURNS 1000u	/* of 10 ms */
 
 /*
  * connect(2) on a full backlog says EAGAIN: alive as well. *ret_orphan: who listens there is a process that has ended; the kernel is still taking its
- * io_uring down, which holds the socket for a moment after a SIGKILL.
+ * io_uring down, which holds the socket for a moment after a SIGKILL. Nobody accepts our attempts there, so that its backlog fills up; an orphan stays one.
  */
 static bool somebody_answers(const struct sockaddr_un *sun, bool *ret_orphan)
 {
@@ -29,8 +29,8 @@ static bool somebody_answers(const struct sockaddr_un *sun, bool *ret_orphan)
 	struct ucred peer;
 	socklen_t len = sizeof(peer);
 
-	*ret_orphan = connected && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.pid > 0 &&
-		      kill(peer.pid, 0) < 0 && errno == ESRCH;
+	if (connected)
+		*ret_orphan = !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.pid > 0 && kill(peer.pid, 0) < 0 && errno == ESRCH;
 	if (fd >= 0)
 		close(fd);
 	return alive;
