@@ -227,6 +227,22 @@ unsigned vs_descriptors(struct vs *s)
 	return n;
 }
 
+unsigned vs_mappings(struct vs *s)
+{
+	char path[64];
+	unsigned n = 0;
+	FILE *f;
+	int c;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)s->pid);
+	f = fopen(path, "re");
+	CHECK(f);
+	while ((c = getc(f)) != EOF)
+		n += c == '\n';
+	fclose(f);
+	return n;
+}
+
 bool vs_is_alive(struct vs *s)
 {
 	return waitpid(s->pid, NULL, WNOHANG) == 0;

@@ -46,8 +46,10 @@ void vs_stop(struct vs *s);
 void vs_kill(struct vs *s);
 /* Resizes the volume. */
 int vs_resize(struct vs *s, uint64_t size);
-/* How many descriptors and coroutines it has. */
+/* How many descriptors it has. */
 unsigned vs_descriptors(struct vs *s);
+/* How many pieces of memory are mapped: not those of the heap. */
+unsigned vs_mappings(struct vs *s);
 void vs_get_figures(struct vs *s, struct vs_figures *ret);
 /* The status of the server as JSON text; free(). */
 char *vs_status(struct vs *s);
