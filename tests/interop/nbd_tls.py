@@ -76,6 +76,27 @@ def only_the_right_certificate_gets_in():
         refused(s, s.tls_uri(pki.folder("none", "client", "")), "ertificate is required")
         check(gets_in(s, "client", ssl.TLSVersion.TLSv1_2), "the right one, TLS 1.2")
         run("nbdinfo", s.tls_uri(CLIENT))
+    # Another one: of twenty refusals it tells no more for a while.
+    with TlsServer(SERVER) as s:
+        for name, reason in (("stranger", "issuer is unknown"), ("expired", "expired"), (None, "equired")):
+            stock_programs_are_refused(s, name, reason)
+
+
+def stock_programs_are_refused(s, name, reason):
+    """With the certificate of that name, or with none. Some do not even send one that the server's CA has not signed."""
+    creds = pki.folder("as-%s" % name, "client", name or "")
+    ours = ["--x509certfile", pki.file("%s-cert.pem" % name), "--x509keyfile", pki.file("key.pem")] if name else []
+    with folder() as d, Relay(s) as port:
+        for args in (["nbdcopy", s.tls_uri(creds), d + "/copy"],
+                     # It would find out by itself.
+                     ["qemu-img", "info", "--object", "tls-creds-x509,id=t,dir=%s,endpoint=client,sanity-check=off" % creds, "--image-opts",
+                      "driver=nbd,server.type=unix,server.path=%s,tls-creds=t,tls-hostname=localhost" % s.sock],
+                     # In TLS 1.3 a client is done before the server has looked at its certificate.
+                     ["gnutls-cli", "-p", str(port), "--x509cafile", pki.file("ca-cert.pem"), *ours, "--priority", "NORMAL:-VERS-ALL:+VERS-TLS1.2", "localhost"]):
+            before = len(s.text())
+            out = run(*args, ok=False)
+            check("Handshake was completed" not in out, out)
+            log_says(s, reason + "|equired|No certificate", before)
 
 
 def gets_in(server, name, version):
