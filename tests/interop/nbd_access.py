@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Who may connect, to what, how often and for how long; and that ten thousand who come and go leave nothing behind."""
 import grp
+import json
 import pwd
 
 from nbd_lib import *
@@ -130,6 +131,32 @@ def more_requests_than_a_client_may_have_in_flight_wait():
         for i in range(60):
             c.request(FLUSH, cookie=i)
         equal(sorted(c.chunk()[2] for _ in range(60)), list(range(60)), "replies")
+    with folder() as d, Server("delay:read=1h:mem:1M", "--client-requests", "2", "--control", d + "/c") as s, Raw(s) as c:
+        c.negotiate()
+        for cmd in (READ, READ, FLUSH):
+            c.request(cmd, 0, 512 if cmd == READ else 0)
+        end = time.monotonic() + TIMEOUT
+        while connections(d + "/c")[0]["in_flight"] < 2:
+            check(time.monotonic() < end, "two are in flight")
+            time.sleep(0.005)
+        # Each of these takes the server more turns than the third request would.
+        for _ in range(20):
+            equal(connections(d + "/c")[0]["in_flight"], 2, "requests in flight")
+        with Raw(s) as other:
+            equal(other.negotiate().do(FLUSH), 0, "a flush of another client")
+        c.s.setblocking(False)
+        try:
+            raise AssertionError("the third request is answered: %r" % c.s.recv(100))
+        except BlockingIOError:
+            pass
+        s.kill()
+
+
+def connections(control):
+    with socket.socket(socket.AF_UNIX) as c:
+        c.connect(control)
+        c.sendall(b'{"command": "status"}\n')
+        return json.loads(c.makefile().readline())["result"]["nbd"]["connections"]
 
 
 def who_is_idle_for_too_long_is_cut_off():
