@@ -120,16 +120,15 @@ def resident_memory_stays_within_the_budget_under_load():
     # Told to, while it works.
     reader = threading.Thread(target=s.read_all)
     reader.start()
-    before = time.monotonic()
     small = 70 * MIB
+    # By its own clock it answers after a second at the latest, whether it has shrunk or not.
     r = s.ask("memory", size=small)
-    took = time.monotonic() - before
+    answered = time.monotonic()
     check(r["ok"] and r["result"]["committed"] <= small, f"it has shrunk: {r}")
-    check(took < 3, f"and at once: {took:.2f} s")
     reader.join()
     s.read_all()
-    print(f"shrunk in {took * 1000:.0f} ms, then at most {s.most(before + took) / MIB:.1f} MiB")
-    within("smaller", s.most(before + took), small)
+    print(f"when shrunk at most {s.most(answered) / MIB:.1f} MiB")
+    within("smaller", s.most(answered), small)
     p = subprocess.run([WEIR, "stat", "--memory", s.control], capture_output=True, text=True, timeout=30, check=True)
     check("read cache" in p.stdout and f"of {small // MIB} MiB" in p.stdout, p.stdout)
     p = subprocess.run([WEIR, "stat", "--prometheus", s.control], capture_output=True, text=True, timeout=30, check=True)

