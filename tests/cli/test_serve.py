@@ -245,6 +245,24 @@ def the_control_socket_is_private_and_knows_its_commands():
         check("no log" in k.error(b'{"command": "drain"}'), "drain without a log")
 
 
+def the_first_answer_comes_from_a_process_that_has_given_up_what_it_can():
+    """Commands are carried out with the rights that are left, though the socket is there before."""
+    user = () if os.geteuid() else ("--user", "nobody")
+    with Serve("mem:1M", "null:1M", "--reactors", "2", *user, wait=False) as s:
+        end, k = time.monotonic() + TIMEOUT, None
+        while not k:
+            check(s.proc.poll() is None and time.monotonic() < end, "it listens: " + s.text())
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                k = Control(s)
+        with k:
+            r = k.ok("status")
+            with open(f"/proc/{s.proc.pid}/status") as f:
+                st = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+        check(r["state"] == "serving" and len(r["volumes"]) == 2 and r["nbd"]["addresses"], r)
+        check(st["NoNewPrivs"] == "1" and (st["Seccomp"] == "2") == r["confined"]["seccomp"], st)
+        check(not user or (set(st["Uid"].split()) == {"65534"} and int(st["CapPrm"], 16) == 0 and r["confined"]["uid"] == 65534), st)
+
+
 def malformed_requests_get_precise_errors():
     with Serve("mem:64M") as s, Control(s) as k:
         for data, text in ((b"x", "not JSON"), (b"{", "not JSON"), (b"[]", "object"), (b"3", "not JSON"), (b"{}", "command"),

@@ -6,6 +6,7 @@ is overwritten or left behind.
 usage: test_serve_errors.py WEIR
 """
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -46,6 +47,44 @@ def case(status, words, *args, **kw):
     if digest(".") != before:
         problems.append("the folder has changed")
     check("weir serve %s" % " ".join(args), not problems, "%s\n  %s" % (", ".join(problems), p.stderr.strip()))
+
+
+def names(folder):
+    return sorted((n, stat.S_IFMT(os.lstat(os.path.join(folder, n)).st_mode)) for n in os.listdir(folder))
+
+
+def start(limit, value, *args):
+    """Exit status and messages of a server that may have no more of something. If it is ready it is ended."""
+    p = subprocess.Popen(["sh", "-c", 'ulimit %s %d && exec "$@"' % (limit, value), "sh", WEIR, "serve", *args], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                         text=True)
+    lines = []
+    with p:
+        for line in p.stderr:
+            lines.append(line.rstrip("\n"))
+            if line == "weir: ready\n":
+                p.terminate()
+    return p.returncode, lines
+
+
+def too_little(what, limit, values, *args):
+    """Starts with more and more of something until all is there: one line each time, and nothing is left behind. The lines."""
+    said, shm = [], os.environ["WEIR_SHM_DIR"]
+    for value in values:
+        before = names("."), names(shm)
+        rc, lines = start(limit, value, *args)
+        if "weir: ready" in lines:
+            return said
+        if rc == 127 and "loading shared libraries" in lines[0]:
+            continue    # not even that
+        last = [x for x in lines if not x.startswith("weir: ")]
+        problems = [] if rc == 1 else ["exit status %d" % rc]
+        problems += [] if len(last) == 1 and last[0].startswith("weir serve: ") else ["not one line"]
+        # An empty file of the server before may have gone.
+        problems += [] if names(".") == before[0] and set(names(shm)) <= set(before[1]) else ["something is left: %s %s" % (names("."), names(shm))]
+        check("weir serve %s with %s %d" % (" ".join(args), what, value), not problems, "%s\n  %s" % (", ".join(problems), "\n  ".join(lines)))
+        said += last
+    check("with %s there is enough at last" % what, False, said[-3:])
+    return said
 
 
 NBD = ("--nbd", "unix:sock")
@@ -130,6 +169,18 @@ with tempfile.TemporaryDirectory(prefix="weir-errors-") as top:
         s.bind("live")
         s.listen()
         case(1, ["live", "listens there"], "mem:1M", "--nbd", "unix:live")
+
+    # Too few descriptors, too little memory: for a reactor, the second one, an image, a log, a socket, a thread.
+    subprocess.run([WEIR, "log", "create", "--size", "32M", "log"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    everything = ("--control", "control", "--pid-file", "pid", *NBD, "--vhost-user", "vhost")
+    for args in (("--reactors", "2", "disk.raw", "mem:1M"), ("--log", "log", "disk.raw")):
+        said = too_little("descriptors", "-n", range(4, 100), *everything, *args)
+        rings = [i for i, x in enumerate(said) if "io_uring" in x]
+        check("a start fails at each step", len(set(said)) >= 5 and rings, "\n".join(said))
+        if "2" in args:
+            check("and at the second reactor", rings[-1] - rings[0] >= 2, "\n".join(said))
+            said = too_little("KiB of memory", "-v", range(32 << 10, 4 << 20, 96 << 10), *everything, *args)
+            check("there was too little", any(re.search("memory|thread", x) for x in said), "\n".join(said))
 
     # Somebody who may not.
     os.chmod(".", 0o755)
