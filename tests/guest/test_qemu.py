@@ -25,8 +25,9 @@ mount -t ext4 /dev/vda /mnt || exit 2
 echo AT kill
 rounds=0
 while [ "$(cat /sys/block/vda/size)" = $size ]; do
-	fio --name=v --directory=/mnt --rw=randwrite --bs=4k --size=2m --numjobs=2 --ioengine=libaio --iodepth=8 --direct=1 --verify=crc32c --do_verify=1 \
-		--fsync=256 --output=/tmp/fio || { cat /tmp/fio; dmesg | tail -n 20; exit 3; }
+	# A job on each processor, and so on each queue.
+	fio --name=v --directory=/mnt --rw=randwrite --bs=4k --size=1m --numjobs=4 --cpus_allowed=0-3 --cpus_allowed_policy=split --ioengine=libaio --iodepth=8 \
+		--direct=1 --verify=crc32c --do_verify=1 --fsync=256 --output=/tmp/fio || { cat /tmp/fio; dmesg | tail -n 20; exit 3; }
 	rounds=$((rounds + 1))
 done
 echo rounds=$rounds
@@ -85,8 +86,8 @@ class Killer(threading.Thread):
                 self.w.start()
                 self.wait(lambda d: d["requests"] > 0, "requests after a kill")
                 self.again = re.findall(r"queue \d+: (\d+) requests that were in flight", self.w.text())
-            # Both processors have used their queues: what each process saw is counted from its start.
-            self.wait(lambda d: sum(q["requests"] > 0 for q in d["queues"]) >= 2, "requests in two queues")
+            # All processors have used their queues: what each process saw is counted from its start.
+            self.wait(lambda d: sum(q["requests"] > 0 for q in d["queues"]) == 4, "requests in four queues")
             self.w.control(command="resize", volume="disk0", size="256M")
         except (Failure, OSError, ValueError) as e:
             self.trouble = e
@@ -112,13 +113,13 @@ def queues_kills_on_both_sides_a_resize_and_the_cache_mode(weir, cache, folder):
     w = Weir(weir, folder, [disk], ["--log", "delay:write=20ms:" + log])
     killer, seen, end = Killer(w), {}, {}
     g = Guest("qemu", cache, w.sockets, GUEST, at={"kill": killer.start, "wrote": lambda: seen.update(w.device()), "die": KILL,
-                                                       "through": lambda: end.update(w.device())}, queues=4, cpus=2, reconnect=1)
+                                                       "through": lambda: end.update(w.device())}, queues=4, cpus=4, reconnect=1)
     if killer.ident:
         killer.join()
     check(not killer.trouble, f"{killer.trouble}\n" + "\n".join(g.lines[-40:]) + "\n" + w.text())
     synced = sum(line.startswith("synced ") for line in g.lines)
     check(g.status is None and synced >= 6, f"QEMU was to be killed and the guest ended with {g.status}:\n" + "\n".join(g.lines[-40:]))
-    check(g.value("queues") == "2", "a queue for each processor")
+    check(g.value("queues") == "4", "a queue for each processor")
     check(seen["errors"] == 0 and not seen["error"] and seen["durable_writes"] == 0, f"{seen}")
     check(end["errors"] == 0 and end["durable_writes"] == 10, f"write through: {end}")
     print(f"{killer.kills} kills, {' + '.join(killer.again)} requests done again, {g.value('rounds')} rounds of fio, {synced} files synced")

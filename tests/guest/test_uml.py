@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 
-from guest import KILL, Guest, Weir, check, main, parts
+from guest import KILL, Guest, Weir, check, main, parts, scale
 
 MIB = 1 << 20
 
@@ -162,17 +162,36 @@ probe fill /mnt/one 256 || exit 7
 weir unmap $dev 2>messages && exit 8
 said "is in use" || exit 9
 
-# The server ends by itself, as for an update; what is written meanwhile waits for the next. It has a second for that, which a busy machine may not give it.
+# The server ends by itself, as for an update, in the middle of requests: what it has not answered, and what is written meanwhile, waits for the next. It has a second
+# for that, which a busy machine may not give it. It is stopped until the kernel has sent something.
+busy() {
+	until read reads writes <$q/inflight && [ $writes -gt 0 ]; do
+		usleep 10000
+	done
+}
+probe fill /mnt/two 256 || exit 25
+# What was sent and not answered is sent again then; else it takes half a minute.
+echo 500 >$q/queue/io_timeout
 while :; do
 	read old <d/img.pid
-	probe told d/img.sock '{"command":"shutdown","drain":true}' || exit 25
+	kill -STOP $old
+	(
+		status=0
+		until [ -e enough ] || [ $status != 0 ]; do
+			probe fill /mnt/two 256 || status=1
+		done
+		echo $status >waited
+	) &
+	busy
+	kill -TERM $old
+	kill -CONT $old
 	probe gone $old
 	[ -e d/img.pid ] || break
 	weir unmap --force $dev
+	wait
 	umount /mnt
 	map --wait 1h --log log img && mount -t ext4 $dev /mnt || exit 26
 done
-(probe fill /mnt/two 256; echo $? >waited) &
 # Another disk of this name is not what it goes on with, though it is as large.
 truncate -s 32M e/img
 map --wait 1h e/img && exit 27
@@ -181,6 +200,7 @@ before=$dev
 map --wait 1h --log log img || exit 10
 read pid <d/img.pid
 [ "$before" = "$dev" ] && [ "$pid" != "$old" ] || exit 11
+>enough
 wait
 read status <waited
 [ "$status" = 0 ] && probe verify /mnt/two 256 || exit 12
@@ -190,7 +210,10 @@ probe told d/img.sock '{"command":"resize","volume":"img","size":"64M"}' || exit
 read size <$q/size
 echo grown=$size
 
-# It is killed: the device does not go on with another, which would not have what was acknowledged and not flushed.
+# It is killed in the middle of requests: the device does not go on with another, which would not have what was acknowledged and not flushed.
+kill -STOP $pid
+(probe fill /mnt/two 256; echo $? >failed) &
+busy
 kill -9 $pid
 probe gone $pid
 map --log log img && exit 32
@@ -198,6 +221,9 @@ said "its server was killed, and $dev still sits on it; weir unmap $dev first" |
 weir unmap $dev 2>messages && exit 14
 said "--force takes it away" || exit 14
 weir unmap --force $dev 2>/dev/null || exit 15
+wait
+read status <failed
+[ "$status" != 0 ] || exit 34
 umount /mnt
 [ ! -e $q/backend ] && none d || exit 16
 
@@ -212,6 +238,28 @@ o=/sys/block/${dev#/dev/}
 read backend <$o/backend && read block <$o/queue/logical_block_size && read ro <$o/ro
 echo used=$backend $block $ro
 weir unmap $dev && [ -e $q/backend ] && [ -e d/img.sock ] || exit 21
+# Ten at a time, with too few descriptors to leave one open each time; nor does the server keep any.
+read pid <d/img.pid
+ten="d/img.sock d/img.sock d/img.sock d/img.sock d/img.sock d/img.sock d/img.sock d/img.sock d/img.sock d/img.sock"
+round=0
+while [ $round -lt $rounds ]; do
+	round=$((round + 1))
+	(ulimit -n 10 && weir map $ten) >devices 2>messages || exit 35
+	set --
+	while read -r device; do
+		set -- "$@" $device
+	done <devices
+	[ $# = 10 ] || exit 36
+	(ulimit -n 10 && weir unmap "$@") || exit 37
+	set -- /proc/$pid/fd/*
+	[ $round != 1 ] || first=$#
+	until [ $# -le $first ]; do
+		usleep 10000
+		set -- /proc/$pid/fd/*
+	done
+done
+set -- /sys/block/nbd*/backend
+[ "$*" = $q/backend ] || exit 38
 weir map --list >list
 while read -r device volume size unit access pid number rest; do
 	[ "$device $volume $size $unit $access $pid" = "$own img 64 MiB rw pid" ] && listed=1
@@ -294,7 +342,7 @@ def guests_with_file_systems_logs_and_a_kill(weir, cache, folder):
     w = servers.serve("disk", [128, 16, 16, 64])
     disks, seen = servers.disks, {}
     g = Guest("uml", cache, w.sockets + logged.sockets + killed.sockets,
-              DISKS + parts(file_system=FILE_SYSTEM, fsyncs=FSYNCS, discards=DISCARDS, resize=RESIZE, recovered=RECOVERED, mapped=MAPPED) + "exit 0\n",
+              f"rounds={round(2 * scale())}\n" + DISKS + parts(file_system=FILE_SYSTEM, fsyncs=FSYNCS, discards=DISCARDS, resize=RESIZE, recovered=RECOVERED, mapped=MAPPED) + "exit 0\n",
               at={"on": lambda: seen.update(on=w.device(1)), "off": lambda: seen.update(off=w.device(1)),
                   "full": lambda: seen.update(full=os.stat(disks[2]).st_blocks), "grow": lambda: w.control(command="resize", volume="disk3", size="128M")})
     g.ok()
