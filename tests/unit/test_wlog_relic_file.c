@@ -9,7 +9,7 @@
 
 #include "wlog_env.h"
 
-#define MEM (8u << 20)
+#define MEM (6u << 20)
 #define RING (wl_relic_layout(MEM).ring)
 
 /* --- A tmpfs of any size --- */
@@ -45,7 +45,7 @@ static bool make_folder(void)
 /* Runs `fn` with a file in a folder of its own, with so much room. */
 static void run(void (*fn)(struct env *e), uint64_t says, uint64_t has)
 {
-	struct env_config c = { .log_size = WL_FIRST_SEGMENT + (64 << 20), .segment = 1 << 20, .image_size = 32 << 20,
+	struct env_config c = { .log_size = WL_FIRST_SEGMENT + (64 << 20), .segment = 1 << 20, .image_size = 16 << 20,
 				.log = { .memory = MEM, .no_destage = true, .relic_dir = folder } };
 
 	if (!make_folder()) {
@@ -118,11 +118,10 @@ static co_fn void co_small(struct env *e)
 	co_env_start(e, 1, NULL);
 	CHECK(info_of(e).survives_kill);
 	CHECK_EQ(info_of(e).memory_limit, 5 << 20);
-	for (unsigned i = 1; i <= 2; i++)
-		co_write_around(e, 12, 20, i);
+	co_write_around(e, 8, 20, 1);
 	/* The largest request fits it, too. */
 	CHECK(e->vol[0]->limits.max_io >= 1 << 20);
-	co_write_around(e, 12, 1024, 3);
+	co_write_around(e, 8, 1024, 2);
 	CHECK(info_of(e).survives_kill);
 	CHECK(bytes_of(e) <= RING + (5 << 20) + (256 << 10));
 	CHECK_EQ(co_env_close(e), 0);
@@ -139,7 +138,7 @@ static co_fn void co_none(struct env *e)
 	CHECK(!info_of(e).survives_kill);
 	CHECK_EQ(info_of(e).memory_limit, MEM);
 	CHECK(access(e->w->relic.path, F_OK) < 0);
-	co_write_around(e, 12, 20, 1);
+	co_write_around(e, 2, 20, 1);
 	CHECK_EQ(co_env_close(e), 0);
 }
 
@@ -155,16 +154,16 @@ static co_fn void co_less_later(struct env *e)
 	co_env_start(e, 1, NULL);
 	CHECK_EQ(info_of(e).memory_limit, MEM);
 	for (unsigned i = 1; i <= 2; i++) {
-		co_write_around(e, 12, 20, i);
+		co_write_around(e, 7, 20, i);
 		CHECK(info_of(e).survives_kill);
-		CHECK_EQ(info_of(e).memory_limit, 6 << 20);
+		CHECK_EQ(info_of(e).memory_limit, 4 << 20);
 	}
 	CHECK_EQ(co_env_close(e), 0);
 }
 
 static void room_that_others_take_later_is_done_without(void)
 {
-	run(co_less_later, UINT64_MAX, RING + (6 << 20));
+	run(co_less_later, UINT64_MAX, RING + (5 << 20));
 }
 
 /* A request that was promised room in the whole ring: it has it, and nothing survives from then on. Whoever has the file open still cannot have its lock. */
@@ -177,18 +176,18 @@ static co_fn void co_outgrown(struct env *e)
 	co_env_start(e, 1, NULL);
 	blocks = e->vol[0]->limits.max_io / ENV_BLOCK;
 	CHECK(blocks * ENV_BLOCK > 3 << 20);
-	co_write_around(e, 12, 20, 1);
+	co_write_around(e, 6, 20, 1);
 	CHECK(info_of(e).survives_kill);
 	snprintf(other, sizeof(other), "%s.other", e->w->relic.path);
 	CHECK_EQ(link(e->w->relic.path, other), 0);
 	fd = open(other, O_RDWR);
 	CHECK(fd >= 0);
-	co_write_around(e, 12, (unsigned)blocks, 2);
+	co_write_around(e, 8, (unsigned)blocks, 2);
 	CHECK(!info_of(e).survives_kill);
 	CHECK_EQ(info_of(e).memory_limit, MEM);
 	CHECK(access(e->w->relic.path, F_OK) < 0);
 	CHECK(flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK);
-	co_write_around(e, 12, 20, 3);
+	co_write_around(e, 7, 20, 3);
 	CHECK_EQ(co_env_close(e), 0);
 	/* Its memory has gone back. */
 	struct stat st;
@@ -211,6 +210,7 @@ static co_fn void co_large_first(struct env *e)
 	uint64_t blocks;
 
 	co_env_start(e, 1, NULL);
+	co_put(e, 0, 2000, 200, 2);	/* so that it ends beyond 4 MiB */
 	co_flush(e, 0);
 	blocks = e->vol[0]->limits.max_io / ENV_BLOCK;
 	co_put(e, 0, 0, blocks, 1);
