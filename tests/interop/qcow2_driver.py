@@ -178,6 +178,21 @@ def data_files(rng):
         by_turns(kind, "a.qcow2", size_of(kind), rng)
         if "raw" in kind:
             ok("qemu-img", "compare", "-f", "raw", "-F", "raw", "data", "raw")
+    # One that ends within a cluster: zeroes up to there, and a little more of it.
+    os.unlink("data")
+    base = rng.randbytes(200 * 1024)
+    with open("base.raw", "wb") as f:
+        f.write(base)
+    ok("qemu-img", "create", "-q", "-f", "qcow2", "-o", "data_file=data,cluster_size=16k", "-b", "base.raw", "-F", "raw", "a.qcow2", "150k")
+    s = Serve("a.qcow2,discard=unmap")
+    p = run("qemu-io", "-f", "raw", "-c", "write -z 149k 1k", "-c", "write -P 1 146k 1k", "-c", "write -z -u 148k 2k", "-c", "discard 149k 1k", "-c", "flush", s.uri)
+    check("zeroes up to the end of a data file", p.returncode == 0 and "rror" not in p.stdout + p.stderr, p.stdout + p.stderr)
+    s.end()
+    ok(WEIR, "image", "resize", "-q", "a.qcow2", "155k")
+    with open("raw", "wb") as f:
+        f.write(base[:146 * 1024] + b"\1" * 1024 + base[147 * 1024:148 * 1024] + bytes(7 * 1024))
+    ok("qemu-img", "check", "-q", "a.qcow2")
+    ok("qemu-img", "compare", "-f", "qcow2", "-F", "raw", "a.qcow2", "raw")
 
 
 def a_kill_leaves_leaks_at_most(rng):

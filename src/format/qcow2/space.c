@@ -233,8 +233,8 @@ static co_fn int co_change(struct qcow2 *q, uint64_t off, uint64_t len, enum mod
 	uint64_t cs = q->g.cluster_size, end = off + len, n;
 	int ret = co_q2_ready(q);
 
-	/* What lies behind the size belongs to nobody. */
-	if (end >= q->disk.size && mode != DROP)
+	/* What lies behind the size belongs to nobody. A data file ends there. */
+	if (end >= q->disk.size && mode != DROP && !q->has_data_file)
 		end = align_up(end, cs);
 	if (!ret)
 		ret = co_q2_fill_finish(q, off, end - off);
