@@ -19,6 +19,7 @@
 #define CELLS 8192u	/* of a volume, at most */
 #define VOLUMES 3
 #define WORKERS 5
+#define STEPS 42u	/* of a worker, in a phase */
 #define VERSIONS 24
 #define LIVE UINT64_MAX
 
@@ -50,7 +51,7 @@ struct world {
 	uint64_t clock, next_value;
 	unsigned error_permille;
 	bool stop;
-	unsigned running;
+	unsigned running, steps_left;
 	uint64_t seed, reads, hits_before;
 };
 
@@ -240,18 +241,14 @@ static void check_cell(struct vol *vol, uint64_t i, const uint8_t *data, uint64_
 
 /* --- Workers --- */
 
-static co_fn void co_read_and_check(struct vol *vol, unsigned me, struct rng *r)
+static co_fn void co_read_and_check(struct vol *vol, unsigned me, struct rng *r, uint64_t first, uint64_t n)
 {
-	uint64_t n = 1 + rng_below(r, rng_below(r, 6) ? 80 : vol->cells), first, len, off;
 	static uint8_t bufs[VOLUMES][WORKERS][CELLS * CELL + 4096];
 	uint8_t *buf = bufs[vol - vol->w->vol][me];
+	uint64_t off = first * CELL, len = n * CELL;
 	struct iovec iov[3];
 	int ret;
 
-	n = min(n, vol->cells);
-	first = rng_below(r, vol->cells - n + 1);
-	off = first * CELL;
-	len = n * CELL;
 	memset(buf, 0xdd, len);
 	iov[0] = (struct iovec){ buf, len / 3 };
 	iov[1] = (struct iovec){ buf + len / 3, len / 5 };
@@ -263,6 +260,15 @@ static co_fn void co_read_and_check(struct vol *vol, unsigned me, struct rng *r)
 	CHECK(!ret || ret == -EIO);
 	vol->active[me] = LIVE;
 	vol->w->reads++;
+}
+
+/* Somewhere, and there once more. */
+static co_fn void co_read_twice(struct vol *vol, unsigned me, struct rng *r)
+{
+	uint64_t n = min(1 + rng_below(r, rng_below(r, 6) ? 80 : vol->cells), vol->cells), first = rng_below(r, vol->cells - n + 1);
+
+	for (unsigned i = 0; i < 2; i++)
+		co_read_and_check(vol, me, r, first, n);
 }
 
 static co_fn void co_change(struct vol *vol, unsigned me, struct rng *r)
@@ -291,7 +297,6 @@ struct worker {
 	struct vol *vol;
 	unsigned me;
 	struct rng rng;
-	unsigned steps;
 };
 
 static co_fn int co_work(void *arg)
@@ -299,21 +304,34 @@ static co_fn int co_work(void *arg)
 	struct worker *me = arg;
 	struct vol *vol = me->vol;
 
-	for (unsigned i = 0; i < me->steps; i++) {
-		unsigned what = rng_below(&me->rng, 20);
+	for (unsigned i = 0; i < STEPS; i++) {
+		unsigned what = rng_below(&me->rng, 14);
 
-		if (what < 12)
-			co_read_and_check(vol, me->me, &me->rng);
-		else if (what < 18)
+		if (what < 6)
+			co_read_twice(vol, me->me, &me->rng);
+		else if (what < 12)
 			co_change(vol, me->me, &me->rng);
-		else if (what < 19)
+		else if (what < 13)
 			co_disk_prefetch(vol->top, 0, rng_below(&me->rng, vol->cells * CELL) + 1);
 		else
 			co_sleep_ns(1 + rng_below(&me->rng, 50000));
 		check_accounts(vol->w->c);
+		vol->w->steps_left--;
 	}
 	vol->w->running--;
 	return 0;
+}
+
+/* All is cached, by a cache of its full size. */
+static co_fn void co_begin_warm(struct world *w)
+{
+	struct err err = ERR_INIT;
+
+	CHECK_EQ(co_cache_resize(w->c, w->c->config.size, &err), 0);
+	for (unsigned i = 0; i < VOLUMES; i++) {
+		CHECK_EQ(co_cache_set_limits(w->vol[i].top, 0, 0, &err), 0);
+		co_cache_set_mode(w->vol[i].top, CACHE_ALL);
+	}
 }
 
 static co_fn int co_meddle(void *arg)
@@ -321,6 +339,9 @@ static co_fn int co_meddle(void *arg)
 	struct world *w = arg;
 	uint64_t least = w->c->fixed + w->c->curves + w->c->config.chunk;
 
+	/* Not before two thirds are left to do: so each world has hits, however it goes on. */
+	while (w->steps_left > STEPS * VOLUMES * WORKERS * 2 / 3)
+		co_sleep_ns(10000);
 	while (w->running) {
 		struct vol *vol = &w->vol[rng_below(&w->rng, VOLUMES)];
 		struct err err = ERR_INIT;
@@ -342,17 +363,19 @@ static co_fn int co_meddle(void *arg)
 	return 0;
 }
 
-static co_fn void co_phase(struct world *w, unsigned steps)
+static co_fn void co_phase(struct world *w)
 {
 	struct worker workers[VOLUMES * WORKERS];
 	struct co_group g;
 
+	co_begin_warm(w);
 	co_group_init(&g);
 	w->running = VOLUMES * WORKERS;
+	w->steps_left = STEPS * VOLUMES * WORKERS;
 	for (unsigned i = 0; i < VOLUMES * WORKERS; i++) {
 		struct worker *me = &workers[i];
 
-		*me = (struct worker){ .vol = &w->vol[i / WORKERS], .me = i % WORKERS, .steps = steps };
+		*me = (struct worker){ .vol = &w->vol[i / WORKERS], .me = i % WORKERS };
 		rng_seed(&me->rng, rng_u64(&w->rng));
 		co_group_start(&g, "worker", co_work, me);
 	}
@@ -395,8 +418,8 @@ static co_fn void co_world(void *arg)
 	struct cache_config o = { .chunk = 16384, .s3fifo = w->seed % 3 == 0, .curve_samples = 16, .metadata_floor_pct = 10 };
 	struct err err = ERR_INIT;
 
-	/* The index with its fills is most of it: 4 to 40 blocks of data. */
-	o.size = 400000 + rng_below(&w->rng, 150000);
+	/* The index with its fills is most of it: 40 to 76 blocks of data, until somebody makes it smaller. */
+	o.size = 550000 + rng_below(&w->rng, 150000);
 	if (cache_create(&o, &w->c, &err) < 0)
 		test_fail("%s", err.msg);
 	for (unsigned i = 0; i < VOLUMES; i++) {
@@ -417,7 +440,7 @@ static co_fn void co_world(void *arg)
 	}
 	for (unsigned phase = 0; phase < 4; phase++) {
 		w->error_permille = phase % 2 ? 30 : 0;
-		co_phase(w, 60);
+		co_phase(w);
 		for (unsigned i = 0; i < VOLUMES; i++) {
 			struct vol *vol = &w->vol[i];
 
@@ -461,7 +484,7 @@ int main(void)
 		free(w);
 	}
 	printf("%" PRIu64 " reads, %" PRIu64 " blocks hit\n", reads, hits);
-	/* It is a cache that is tested. Of many worlds an eighth of the blocks hit; of the one that a sanitizer has time for, between a twentieth and that. */
-	CHECK(hits > reads / (TEST_SANITIZED ? 50 : 10));
+	/* It is a cache that is tested. Of 512 worlds the coldest has twice as many, and half of them seven times. */
+	CHECK(hits > reads / 10);
 	return 0;
 }
