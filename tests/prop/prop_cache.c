@@ -339,7 +339,7 @@ static co_fn int co_meddle(void *arg)
 	struct world *w = arg;
 	uint64_t least = w->c->fixed + w->c->curves + w->c->config.chunk;
 
-	/* Not before two thirds are left to do: so each world has hits, however it goes on. */
+	/* Not before a third is done: so each world has hits, however it goes on. */
 	while (w->steps_left > STEPS * VOLUMES * WORKERS * 2 / 3)
 		co_sleep_ns(10000);
 	while (w->running) {
