@@ -95,6 +95,7 @@ struct rbd_disk {
 	uint64_t checked_changes;
 	unsigned ticks;
 	char why[160];		/* fenced: what happened */
+	bool untold;		/* and nobody has been told yet */
 };
 
 static inline struct rbd_disk *rbd_of(struct disk *d)
@@ -117,8 +118,10 @@ co_fn int co_rbd_mark_get(struct disk *d, char *buf, size_t size);
 co_fn int co_rbd_mark_set(struct disk *d, const char *mark, struct err *err);
 /* Looks now and then whether the lock is still there and the size is the same. */
 co_fn void co_rbd_watcher(void *arg);
-/* Invariant (2): `error` of a change, or why it is known; says so once. */
+/* Invariant (2): `error` of a change, or why it is known. At once; what is said about -EROFS, which is also what is left of an image that has been removed, waits for a look at it. */
 void rbd_fence(struct rbd_disk *r, int error);
+/* What is still to be said. */
+void rbd_tell_fence(struct rbd_disk *r);
 
 /* rbd_lock.c */
 /* For behind a message about `error`: what the user would need, if it is that it may not. */

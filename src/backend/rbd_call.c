@@ -208,11 +208,8 @@ co_fn int co_rbd_mark_set(struct disk *d, const char *mark, struct err *err)
 
 /* --- The watch over lock and size --- */
 
-void rbd_fence(struct rbd_disk *r, int error)
+static void set_why(struct rbd_disk *r, int error)
 {
-	if (r->disk.fenced)
-		return;
-	r->disk.fenced = true;
 	switch (error) {
 	case -ESHUTDOWN:
 		snprintf(r->why, sizeof(r->why), "the cluster has blocklisted this client, which has lost the image's exclusive lock");
@@ -223,9 +220,28 @@ void rbd_fence(struct rbd_disk *r, int error)
 	default:
 		snprintf(r->why, sizeof(r->why), "the image's exclusive lock has been taken away from this client");
 	}
+}
+
+void rbd_tell_fence(struct rbd_disk *r)
+{
+	if (!r->untold)
+		return;
+	r->untold = false;
 	log_error("%s: %s. Nothing is written to it any more, and what is dirty stays in the write log. `rbd status %s%s%s/%s` tells who has the image "
 		  "now: if somebody has written to it, start again with --discard-log; if nobody has, just start again", r->disk.name, r->why,
 		  r->pool, r->ns ? "/" : "", r->ns ? r->ns : "", r->image);
+}
+
+void rbd_fence(struct rbd_disk *r, int error)
+{
+	if (r->disk.fenced)
+		return;
+	r->disk.fenced = r->untold = true;
+	set_why(r, error);
+	if (error == -EROFS && r->watching)
+		co_queue_wake_all(&r->watch_wait);
+	else
+		rbd_tell_fence(r);
 }
 
 struct look {
@@ -278,11 +294,16 @@ co_fn void co_rbd_watcher(void *arg)
 		co_queue_wait(&r->watch_wait, "the next look at an image's lock");
 		if (r->closing || r->call_lock.owner)
 			continue;
-		l.at_lock = r->locked && !r->disk.fenced && (r->changes != r->checked_changes || ++r->ticks % CHECK_TICKS == 0);
+		l.at_lock = r->untold || (r->locked && !r->disk.fenced && (r->changes != r->checked_changes || ++r->ticks % CHECK_TICKS == 0));
 		r->checked_changes = r->changes;
 		co_rbd_call(r, look_blocking, &l);
 		if (l.at_lock && (l.lock_error == -ESHUTDOWN || l.lock_error == -ENOENT || (!l.lock_error && !l.owner)))
 			rbd_fence(r, l.lock_error ? l.lock_error : -EROFS);
+		if (l.at_lock && r->untold) {
+			if (l.lock_error == -ENOENT || l.lock_error == -ESHUTDOWN)
+				set_why(r, l.lock_error);
+			rbd_tell_fence(r);
+		}
 		if (!l.size_error)
 			take_size(r, l.size);
 	}

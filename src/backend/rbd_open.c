@@ -209,6 +209,7 @@ co_fn void co_rbd_close(struct disk *d)
 	struct rbd_disk *r = rbd_of(d);
 
 	r->closing = true;
+	rbd_tell_fence(r);
 	rt_timer_cancel(&r->tick);
 	co_queue_wake_all(&r->watch_wait);
 	while (r->watching || !list_empty(&r->busy))

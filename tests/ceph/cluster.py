@@ -150,9 +150,12 @@ class Daemon:
         if not self.proc or self.proc.returncode is not None:
             return
         self.proc.kill()
-        usage = os.wait4(self.proc.pid, 0)[2]
+        try:
+            usage = os.wait4(self.proc.pid, 0)[2]
+            self.spent += usage.ru_utime + usage.ru_stime
+        except ChildProcessError:
+            pass    # whoever tidied up behind a test that failed was here
         self.proc.returncode = -signal.SIGKILL
-        self.spent += usage.ru_utime + usage.ru_stime
 
 
 class Cluster:

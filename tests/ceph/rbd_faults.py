@@ -347,13 +347,18 @@ def a_client_that_is_shut_out_in_the_middle_of_a_destage_writes_nothing_more_and
 
 
 def an_image_that_is_removed_underneath_is_noticed():
-    disk = c.create("gone", "8M")
-    with Serve("--name", "v", disk) as w:
-        writer = Writer(w)
-        writer.write(1)
-        c.io.remove_object("rbd_header." + w.disk()["image_id"])
-        w.wait_for("the image has been removed")
-        require(writer.fails(), "writes fail")
+    """With a log, too: what is in it can be read there, and a stop goes well."""
+    for options in ((), log()):
+        name = "gone%d" % len(options)
+        with Serve(*options, "--name", "v", c.create(name, "8M")) as w:
+            writer = Writer(w)
+            writer.write(1)
+            c.io.remove_object("rbd_header." + w.disk()["image_id"])
+            w.wait_for("the image has been removed")
+            require(writer.fails(), "writes fail")
+            writer.have.pop(0, None)
+            writer.verify()
+            w.end()
 
 
 def what_lies_behind_the_end_of_an_image_that_was_shrunk_stays_in_the_log():
