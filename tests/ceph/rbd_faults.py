@@ -7,7 +7,7 @@ import time
 import nbd
 from cluster import READER, VM, the as c
 from harness import MIB, equal, require, run, seed
-from serve_lib import BLOCK, SPAN, WEIR, Serve, Writer, content, log, refused, until
+from serve_lib import BLOCK, SPAN, TIMEOUT, WEIR, Serve, Writer, content, log, refused, until
 from standby import a_standby_takes_over
 
 
@@ -95,20 +95,20 @@ def a_full_cluster_lets_writes_wait_and_loses_nothing():
         waiter.write(1)
         until("the log is empty", lambda: w.dirty() == 0)
         c.fill()
-        h, n = waiter.h, 1
-        flying = None
-        while not flying:                   # as soon as it is full
+        h, n, done = waiter.h, 1, True
+        while done:                         # until it is full
             n += 1
+            require(n < SPAN // BLOCK, "writes wait when the OSD is full")
             cookie = h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(content(n))), n * BLOCK)
             waiter.have[n * BLOCK] = n
-            end = time.monotonic() + 0.3
-            while time.monotonic() < end and not h.aio_command_completed(cookie):
+            done, end = False, time.monotonic() + TIMEOUT
+            while not done and "(see `ceph -s`: monitors, OSDs, a full cluster or pool)" not in b.text():
+                require(time.monotonic() < end, "one that waits is told: " + b.text())
                 h.poll(20)
-            flying = cookie if h.aio_in_flight() else None
-            require(n < 1000, "writes wait when the OSD is full")
+                done = h.aio_command_completed(cookie)
+            time.sleep(0.01)
         for k in range(2, 200):
             writer.write(k)
-        b.wait_for("(see `ceph -s`: monitors, OSDs, a full cluster or pool)")
         require(b.disk()["waiting_ns"] > 0 and w.dirty() > 0, "both tell of it")
         equal(waiter.h.pread(BLOCK, BLOCK), content(1), "what can be read")
         c.fill(False)
