@@ -387,7 +387,7 @@ static co_fn void co_oldest_of_rounds(struct env *e)
 
 	co_env_start(e, 1, NULL);
 	co_flush(e, 0);
-	for (uint64_t i = 0; i < 80; i++)
+	for (uint64_t i = 0; i < (WL_ROUND_MAX >> 20) + 2; i++)	/* a MiB each */
 		co_put(e, 0, i * 256, 256, 1);
 	co_flush(e, 0);
 	CHECK_EQ(wlog_get_volume(e->w, 0, &info), 0);
