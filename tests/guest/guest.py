@@ -159,9 +159,9 @@ class Guest:
     @staticmethod
     def qemu(cache, initrd, sockets, memory, queues, cpus, reconnect, fio):
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio", "-monitor", "none",
-                "-accel", "tcg", "-cpu", "max", "-smp", str(cpus), "-m", memory, "-machine", "q35,memory-backend=mem",
+                "-accel", "tcg", "-cpu", "qemu64,+ssse3,+sse4.1,+sse4.2", "-smp", str(cpus), "-m", memory, "-machine", "q35,memory-backend=mem",
                 "-object", f"memory-backend-memfd,id=mem,size={memory},share=on", "-kernel", os.path.join(cache, "vmlinuz"), "-initrd", initrd,
-                "-append", "console=ttyS0 quiet panic=-1 mitigations=off"]
+                "-append", "console=ttyS0 quiet panic=-1 mitigations=off init_on_alloc=0"]
         for i, s in enumerate(sockets):
             argv += ["-chardev", f"socket,id=c{i},path={s}" + (f",reconnect={reconnect}" if reconnect else ""),
                      "-device", f"vhost-user-blk-pci,chardev=c{i},num-queues={queues}"]
