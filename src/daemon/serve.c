@@ -102,7 +102,7 @@ static void prepare_alarm(const struct serve *s)
 	struct wlog_info info;
 
 	wlog_get_info(s->graph.log, &info);
-	snprintf(last_words, sizeof(last_words), "weir: %s%.100s hangs; exiting without it: all that was written is safe in the log\n",
+	snprintf(last_words, sizeof(last_words), "weir: %s%.100s hangs until the last moment; exiting without it: all that was written is safe in the log\n",
 		 info.hanging ? "write log device " : "what is being closed", info.hanging ? info.hanging : "");
 	all_safe = 1;
 }
@@ -466,7 +466,7 @@ static co_fn void co_stop(struct serve *s)
 		exit_hung(s, what, false);
 	if (s->clients < 0 || s->files < 0)
 		exit_hung(s, what, s->graph.log && !ret);
-	if (s->graph.log && !ret)
+	if (s->served && s->graph.log && !ret)
 		prepare_alarm(s);
 	co_end_step(s, start + CLOSE_MS * MS, co_end_graph);
 	take_results(s);

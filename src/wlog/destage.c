@@ -25,7 +25,7 @@
 
 #define TRIM_NS 2000000000ull	/* memory of runs that was not needed for so long goes back */
 #define END_RETRY_NS 10000000ull	/* longer than a tick of the kernel's clock */
-#define END_WAIT_NS 700000000ull	/* for the end of a second: the process is to end within one */
+#define END_WAIT_NS 300000000ull	/* for the end of a second: the process closes its volumes within 650 ms, or calls them hung */
 #define ORDERED_RECORDS 2048u	/* of one round */
 #define JOINED_RECORDS 1024u	/* of epochs that go in one write */
 
