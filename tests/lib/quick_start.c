@@ -15,6 +15,7 @@
  *  2. One request at a time, on one connection.
  *  3. A compiler (of a socket that listens) that was to make an object file ends with its main(), without what C++ destroys behind it: that takes as long as
  *     what is saved, and what it has to say it has written by then.
+ *  4. Of a socket that listens: a child gets SIGTERM when its connection ends, or this process does.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -84,7 +85,7 @@ static void enter(const int fds[FDS])
 
 /* --- A socket that listens --- */
 
-static struct { pid_t pid; int fd; } client[MAX_CLIENTS];
+static struct { pid_t pid; int fd, gone; } client[MAX_CLIENTS];
 static int clients;
 static sigset_t plain_mask;
 
@@ -109,6 +110,13 @@ static void reap(void)
 	}
 }
 
+/* What it makes, nobody waits for any more. It is still to be reaped, so the process id is its own. */
+static void end(int i)
+{
+	client[i].gone = 1;
+	kill(client[i].pid, SIGTERM);
+}
+
 static int makes_object(char **argv)
 {
 	while (*argv && strcmp(*argv, "-c"))
@@ -119,6 +127,7 @@ static int makes_object(char **argv)
 /* Runs main() in a child. Who cannot be served sees the end of the connection. */
 static int begin(int s, char **envp)
 {
+	pid_t server = getpid();
 	int fds[FDS], n, status;
 	ssize_t length = receive(s, fds);
 	pid_t pid = length > 0 ? fork() : -1;
@@ -131,6 +140,9 @@ static int begin(int s, char **envp)
 		enter(fds);
 		signal(SIGCHLD, SIG_DFL);
 		sigprocmask(SIG_SETMASK, &plain_mask, NULL);
+		prctl(PR_SET_PDEATHSIG, SIGTERM);
+		if (getppid() != server)
+			_exit(1);
 		n = parse(length);
 		status = real_main(n, args, envp);
 		if (makes_object(args))
@@ -143,6 +155,7 @@ static int begin(int s, char **envp)
 		return -1;
 	send(s, &pid, sizeof(pid), MSG_NOSIGNAL);
 	client[clients].pid = pid;
+	client[clients].gone = 0;
 	client[clients++].fd = s;
 	return 0;
 }
@@ -159,7 +172,7 @@ static int listens(void)
 __attribute__((noreturn))
 static void serve_all(char **envp)
 {
-	struct pollfd p = { .fd = STDIN_FILENO, .events = POLLIN };
+	static struct pollfd p[1 + MAX_CLIENTS];
 	sigset_t chld;
 	int s;
 
@@ -170,8 +183,15 @@ static void serve_all(char **envp)
 	sigprocmask(SIG_BLOCK, &chld, &plain_mask);
 	for (;;) {
 		reap();
-		p.events = clients < MAX_CLIENTS ? POLLIN : 0;
-		if (ppoll(&p, 1, NULL, &plain_mask) < 1 || !(p.revents & POLLIN))
+		p[0] = (struct pollfd){ .fd = STDIN_FILENO, .events = clients < MAX_CLIENTS ? POLLIN : 0 };
+		for (int i = 0; i < clients; i++)
+			p[1 + i] = (struct pollfd){ .fd = client[i].gone ? -1 : client[i].fd };
+		if (ppoll(p, 1 + clients, NULL, &plain_mask) < 1)
+			continue;
+		for (int i = 0; i < clients; i++)
+			if (p[1 + i].revents)
+				end(i);
+		if (!(p[0].revents & POLLIN))
 			continue;
 		s = accept4(STDIN_FILENO, NULL, NULL, SOCK_CLOEXEC);
 		if (s >= 0 && begin(s, envp) < 0)
