@@ -246,6 +246,10 @@ def snapshot_tables():
         t.put(off, value, n)
         status, w = weir_check(t.path)
         check("%s is found" % what, status == 4, w)
+        p = run(WEIR, "serve", "--nbd", "unix:snap.nbd", t.path)
+        check("%s: it is not served for writing" % what, p.returncode == 1 and "--read-only" in p.stderr and "weir image check" in p.stderr, p.stderr)
+        with Serve("--read-only", "--name", "v", t.path) as w:
+            check("%s: but for reading" % what, run("qemu-io", "-r", "-f", "raw", "-c", "read -P 1 64k 64k", w.uri()).returncode == 0)
 
 
 def bits_of_the_header():

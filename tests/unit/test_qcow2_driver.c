@@ -409,6 +409,44 @@ static co_fn void co_a_crash_leaks_no_more_than_was_taken_lately(void)
 	co_end(d);
 }
 
+static const struct disk_ops *willing;
+static unsigned refused;
+
+static co_fn int co_refuse_to_shrink(struct disk *d, uint64_t size)
+{
+	refused += size < d->size;
+	return size < d->size ? -EPERM : willing->co_resize(d, size);
+}
+
+/* As network file systems do, and quotas. */
+static co_fn void co_a_file_that_cannot_be_shrunk_is_served_on(void)
+{
+	const uint64_t cs = 65536, n = 100;
+	struct disk *d = co_make(image(1024 * cs, cs, false), NULL);
+	struct disk *file = d->file;
+	struct disk_ops ops;
+	static char buf[4096];
+
+	while (!file->ops->co_resize)
+		file = file->file;
+	willing = file->ops;
+	ops = *willing;
+	refused = 0;
+	ops.co_resize = co_refuse_to_shrink;
+	file->ops = &ops;
+	memset(buf, 1, sizeof(buf));
+	for (uint64_t i = 0; i < n; i++)
+		CHECK_EQ(co_disk_write(d, i * cs, buf, sizeof(buf), 0), 0);
+	/* The reserve of a burst goes back. */
+	co_sleep_ns(30000000000);
+	CHECK(refused > 0);
+	CHECK_EQ(co_disk_write(d, n * cs, buf, sizeof(buf), 0), 0);
+	CHECK_EQ(co_disk_flush(d), 0);
+	CHECK(co_crash() <= 17);
+	file->ops = willing;
+	co_end(d);
+}
+
 /* --- Copies when much is owed --- */
 
 #define SUB 16384ull
@@ -754,6 +792,7 @@ static co_fn void co_main(void *arg)
 	RUN(co_tables_of_an_image_in_order_stay_in_memory);
 	RUN(co_the_cache_of_tables_takes_no_more_than_it_may);
 	RUN(co_a_crash_leaks_no_more_than_was_taken_lately);
+	RUN(co_a_file_that_cannot_be_shrunk_is_served_on);
 	RUN(co_a_copy_when_much_is_owed_is_one_write);
 	RUN(co_a_copy_takes_nothing_from_a_write_beside_it);
 	RUN(co_what_a_cluster_has_is_not_copied_over_itself);

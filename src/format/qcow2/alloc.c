@@ -420,8 +420,10 @@ co_fn int co_q2_req_begin_change(struct qcow2 *q, struct q2_req *r, uint32_t clu
 
 /* --- The end --- */
 
+/* That the storage refuses to shrink the file is no reason to stop serving it. */
 static co_fn int co_trim_file(struct qcow2 *q)
 {
+	struct err err = ERR_INIT;
 	uint64_t size, value = 0;
 	int ret = 0;
 
@@ -436,8 +438,12 @@ static co_fn int co_trim_file(struct qcow2 *q)
 	if (ret || !q->growable || size >= q->disk.file->size)
 		return ret ? ret : co_disk_flush(q->disk.file);
 	/* Durable when it returns, and so are the refcounts then; a cut before leaves refcounts behind the end. */
-	ret = co_disk_resize(q->disk.file, size, NULL);
-	return ret == -ENOTSUP ? co_disk_flush(q->disk.file) : ret;
+	ret = co_disk_resize(q->disk.file, size, &err);
+	if (ret && ret != -ENOTSUP && !q->shrink_told) {
+		log_warn("%s: what is free at its end is not given back: %s", q->disk.name, err.msg);
+		q->shrink_told = true;
+	}
+	return ret ? co_disk_flush(q->disk.file) : 0;
 }
 
 co_fn int co_q2_release(struct qcow2 *q, uint64_t keep)

@@ -151,6 +151,7 @@ struct qcow2 {
 	uint64_t demand;	/* clusters that were taken from the reserve lately: tidy.c */
 	struct q2_run fresh[Q2_FRESH];
 	unsigned nfresh, fresh_next;
+	bool shrink_told;
 	struct q2_freed *freed;	/* a ring */
 	unsigned freed_at, nfreed, promised;
 	struct co_queue freed_room;

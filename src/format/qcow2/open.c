@@ -309,12 +309,15 @@ static int note_table(struct qcow2 *q, uint64_t off, uint64_t clusters)
 /* The snapshot table, and the snapshots' L1 tables. */
 static co_fn int co_note_snapshots(struct qcow2 *q, struct err *err)
 {
+	struct err why = ERR_INIT;
 	uint64_t room = NOTE_MOST, n;
 	struct qcow2_img img;
-	int ret = co_qcow2_img_open(&img, q->disk.file, q->disk.name, 0, err);
+	int ret = co_qcow2_img_open(&img, q->disk.file, q->disk.name, 0, &why);
 
 	if (!ret)
-		ret = co_qcow2_img_read_snapshots(&img, err);
+		ret = co_qcow2_img_read_snapshots(&img, &why);
+	if (ret)
+		err_set(err, ret, "%.400s; it can be served with --read-only, and \"weir image check\" tells what is damaged", why.msg);
 	if (!ret && note_table(q, q->h.snapshots_off, qcow2_clusters(&q->g, img.snap_bytes)))
 		ret = err_errno(err, -ENOMEM, "%s: memory for its tables", q->disk.name);
 	for (unsigned i = 0; i < img.n_snap && !ret; i++) {
