@@ -184,6 +184,7 @@ struct part {
 	uint64_t committed;
 	uint64_t full, allowed;	/* what it may have in quiet times, and now */
 	bool grow;		/* or else shrink */
+	bool silent;		/* it has not answered: what is known of it is from an earlier round */
 	uint64_t over;		/* what it has not given back */
 	struct balance_part told;
 };
@@ -239,7 +240,9 @@ static co_fn int co_fit_there(void *arg)
 {
 	struct part *p = arg;
 
-	return co_serve_call(p->s, co_fit_cache, p);
+	/* Who could not be asked has given nothing back. */
+	p->over = 1;
+	return p->silent ? 0 : co_serve_call(p->s, co_fit_cache, p);
 }
 
 /* All at once: one in which a read hangs takes its time. Returns what was not given back. */
@@ -259,26 +262,38 @@ static co_fn uint64_t co_fit_all(struct part *part, unsigned n, bool grow)
 	return over;
 }
 
-/* How each is doing; a second later who has lent what to whom may be another. */
-static co_fn void co_look_at_caches(struct serve *s, struct part *part, unsigned n)
+/* How each is doing; a second later who has lent what to whom may be another. False: there is nothing to go by yet. */
+static co_fn bool co_look_at_caches(struct serve *s, struct part *part, unsigned n)
 {
 	struct balance *b = &s->memory.balance;
+	bool all = true;
 
 	b->n = n;
 	for (unsigned i = 0; i < n; i++) {
 		part[i] = (struct part){ .s = i ? &s->peers[i - 1] : s };
-		co_serve_call(part[i].s, look_at_cache, &part[i]);
+		/* One with no coroutine to spare for a second: as if it had answered what it answered last, but nothing is concluded from that. */
+		if (co_serve_call(part[i].s, look_at_cache, &part[i]) < 0) {
+			part[i].silent = true;
+			part[i].committed = s->memory.committed[i];
+			part[i].told = b->part[i];
+			all = false;
+			continue;
+		}
+		s->memory.committed[i] = part[i].committed;
 		b->part[i].own = part[i].told.own;
 		b->part[i].least = part[i].told.least;
 		b->part[i].most = part[i].told.most;
 		b->part[i].misses = part[i].told.misses;
 		b->part[i].ghost_hits = part[i].told.ghost_hits;
 	}
+	if (!all)
+		return b->begun;
 	balance_told(b);
 	if (rt_now_ns() >= s->memory.balance_ns) {
 		s->memory.balance_ns = rt_now_ns() + SECOND_NS;
 		balance_step(b);
 	}
+	return true;
 }
 
 /* All caches together get what the others leave. Who gets less comes first, so that at no time they have more than that, or than --cache-size. */
@@ -289,9 +304,8 @@ static co_fn void co_share_out(struct serve *s)
 	unsigned n = s->npeers + 1;
 
 	co_mutex_lock(&s->memory.sharing);
-	if (s->ending)
+	if (s->ending || !co_look_at_caches(s, part, n))
 		goto out;
-	co_look_at_caches(s, part, n);
 	for (unsigned i = 0; i < n; i++) {
 		part[i].full = balance_target(&s->memory.balance, i);
 		committed += part[i].committed;

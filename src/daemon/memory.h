@@ -29,6 +29,7 @@ struct memory {
 	uint64_t wanted, wanted_ns; /* what all but the caches would have, had not a take been refused lately; when that was */
 	struct balance balance;	/* of the reactors' caches; of the first reactor */
 	uint64_t balance_ns;	/* when it is looked at next */
+	uint64_t committed[BALANCE_PARTS]; /* what each cache had when it was asked last */
 	struct co_mutex sharing;
 	uint64_t allowed, full;	/* what the first reactor leaves this one's cache, and would if nobody else wanted memory */
 	uint64_t asked;		/* what it was told to have then */
