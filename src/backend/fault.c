@@ -260,7 +260,8 @@ static co_fn int fault_co_open(struct disk_spec *spec, unsigned flags, struct di
 		return r;
 	}
 	/* The disk below cuts and aligns; a request counts once. */
-	f->disk.limits.atomic_write = f->disk.limits.align == 1 ? f->disk.limits.atomic_write : 0;	/* what is aligned there goes in pieces */
+	/* What is aligned there goes in pieces, and what is torn as well. */
+	f->disk.limits.atomic_write = f->disk.limits.align == 1 && !f->tear ? f->disk.limits.atomic_write : 0;
 	f->disk.limits.align = f->disk.limits.mem_align = 1;
 	f->disk.limits.max_io = 0;
 	f->disk.limits.max_zero = 0;
