@@ -53,8 +53,13 @@ static int no_space(const char *path, uint64_t size, struct err *err)
 /* Gives the file its size and its space: a log that grows while it is written pays for the file system's journal. */
 static int preallocate(int fd, const char *path, uint64_t size, struct err *err)
 {
-	int ret = ftruncate(fd, size) ? -errno : 0;
+	struct statvfs fs;
+	int ret;
 
+	/* To find out by taking all there is would be felt by everybody else on it. */
+	if (!statvfs(path, &fs) && fs.f_frsize && size / fs.f_frsize > fs.f_bfree)
+		return no_space(path, size, err);
+	ret = ftruncate(fd, size) ? -errno : 0;
 	if (!ret && fallocate(fd, 0, 0, size) && errno != EOPNOTSUPP)
 		ret = -errno;
 	if (ret == -ENOSPC || ret == -EDQUOT)
