@@ -17,7 +17,7 @@ try:
 except ImportError:
     skip("python3-libnbd is missing")
 
-ROUNDS = 7
+ROUNDS = 5
 # Seeds that have found something: copy-on-write into the end of a data file.
 KNOWN = [5020]
 

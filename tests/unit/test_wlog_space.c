@@ -82,6 +82,7 @@ static co_fn void co_large_write(struct env *e)
 	start_writer(&s, e, 1, 0, 512, 8, 2000);
 	start_writer(&k, e, 0, 0, 2 * blocks, blocks, 6);
 	co_join(&k);
+	s.stop = true;
 	co_join(&s);
 	EXPECT_BLOCKS(e, 0, 0, blocks, 3);
 	CHECK_EQ(co_env_close(e), 0);
