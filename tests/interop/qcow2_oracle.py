@@ -310,7 +310,7 @@ def written_by_weir():
 
 
 def written_by_weir_and_killed():
-    rounds(one_round_of_weir, ROUNDS // 3, True)
+    rounds(one_round_of_weir, ROUNDS // 2, True)
 
 
 # --- Every combination ---
