@@ -163,7 +163,7 @@ int confine_files(struct rt *rt, const struct confine_config *c, struct confined
 {
 	int ret;
 
-	if ((c->user || c->sandbox || c->library) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+	if ((c->user || c->sandbox || c->deny_list) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return err_errno(err, -errno, "sandbox: no_new_privs");
 	if (!c->sandbox)
 		return 0;
@@ -173,7 +173,7 @@ int confine_files(struct rt *rt, const struct confine_config *c, struct confined
 
 int confine_calls(const struct confine_config *c, struct confined *done, struct err *err)
 {
-	return c->sandbox ? restrict_calls(&done->seccomp, err) : c->library ? forbid_calls(&done->seccomp, err) : 0;
+	return c->sandbox ? restrict_calls(&done->seccomp, err) : c->deny_list ? forbid_calls(&done->seccomp, err) : 0;
 }
 
 int confine(struct rt *rt, const struct confine_config *c, struct confined *done, struct err *err)

@@ -15,7 +15,7 @@ struct rt;
 struct confine_config {
 	const char *user;	/* to become, a name or a number; NULL: stay who we are */
 	bool sandbox;
-	bool library;		/* instead of that: a library has threads of its own, so only what nobody needs is forbidden, and files are not */
+	bool deny_list;		/* instead of that: a library has threads of its own, so only what nobody needs is forbidden, and files are not */
 	bool connects;		/* may connect to TCP ports and look hosts up, later on too */
 	/* What may be opened later on: to read and write, to read; and folders from which files may be removed. */
 	const char *write[CONFINE_PATHS], *read[CONFINE_PATHS], *remove[CONFINE_PATHS];

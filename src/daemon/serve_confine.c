@@ -162,8 +162,8 @@ static void collect(struct serve *s, struct needs *n)
 	keep_creds(n, s->tls ? c->tls_creds : NULL);
 	n->c.user = c->user;
 	/* librbd has threads of its own, which block SIGSYS and open files when they like. */
-	n->c.library = !c->no_sandbox && mentions(c, "rbd:");
-	n->c.sandbox = !c->no_sandbox && !n->c.library;
+	n->c.deny_list = !c->no_sandbox && mentions(c, "rbd:");
+	n->c.sandbox = !c->no_sandbox && !n->c.deny_list;
 	/* To reconnect is to look a host up and to connect. */
 	n->c.connects = mentions(c, "nbd");
 	for (unsigned i = 0; i < c->nallow_paths && n->nwrite < CONFINE_PATHS / 2; i++)
@@ -190,7 +190,7 @@ struct step {
 /* Files are unmounted by root, or by a program that has to be started, and neither is possible from inside. */
 static int guard_files(struct step *t)
 {
-	return t->s->fuse && (t->c->sandbox || t->c->library || t->c->user) ? fuse_server_guard(t->s->fuse, t->err) : 0;
+	return t->s->fuse && (t->c->sandbox || t->c->deny_list || t->c->user) ? fuse_server_guard(t->s->fuse, t->err) : 0;
 }
 
 static int drop_capabilities(struct step *t)

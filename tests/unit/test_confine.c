@@ -155,7 +155,7 @@ static int try_process(void *arg)
 
 static co_fn void co_beside_a_library(void *arg)
 {
-	struct confine_config c = { .library = true };
+	struct confine_config c = { .deny_list = true };
 	struct err err = ERR_INIT;
 	struct confined done;
 
